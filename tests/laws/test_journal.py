@@ -251,6 +251,42 @@ def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_l
         Journal.open(path, KEY, Owner(run, newest=True))
 
 
+@pytest.mark.parametrize("when", ["never", "in the middle"])
+@pytest.mark.parametrize("way", ["written over", "cut", "nothing"])
+@pytest.mark.parametrize("seed", range(2))
+def test_where_the_disk_keeps_no_attributes_a_run_that_goes_on_says_what_nobody_can_see(tmp_path, monkeypatch, way, when, seed):
+    """An older journal in the place of its own file is known to nobody there, so that the guarantee says so, once."""
+    draw, path, setting = random.Random(seed), tmp_path / "journal", os.setxattr
+    steps, kept = draw.randrange(3, 9), draw.randrange(1, 3)
+
+    def refused(folder, name, value, *flags):
+        if when == "never" or path.stat().st_size > full:
+            raise OSError(errno.ENOSPC if when == "in the middle" else errno.ENOTSUP, "no")
+        setting(folder, name, value, *flags)
+
+    full = 0
+    if when == "never":
+        monkeypatch.setattr(os, "setxattr", refused)
+    journal = Journal.create(path, KEY, Owner(tmp_path, newest=True), {"plan": "x"})
+    full = path.stat().st_size
+    monkeypatch.setattr(os, "setxattr", refused)
+    for step in range(steps):
+        if step == kept:
+            older = path.read_bytes()
+        journal.begin(step)
+        journal.released(step, bytes([step]))
+    journal.flush()
+    journal.close()
+    if way == "cut":
+        os.truncate(path, len(older))
+    elif way == "written over":
+        path.write_bytes(older)
+    for _ in range(2):
+        journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
+        assert len([note for note in journal.notes if "no attributes of folders" in note]) == 1
+        journal.close()
+
+
 def test_a_key_that_was_given_is_said_to_be_by_every_life(tmp_path):
     """Nobody sees a second run under it; one that was drawn, or a seed, which says so itself, needs no word."""
     given, path = RunKey(bytes(32)), tmp_path / "journal"
@@ -332,7 +368,8 @@ def test_a_copy_is_refused_beside_the_original_and_said_to_be_one_without_it(tmp
     moved.unlink()
     for _ in range(2):  # in this life and in the next
         journal = Journal.open(copied, KEY, Owner(copied.parent, newest=True))
-        assert [note for note in journal.notes if "copied or put back after 6 releases" in note] == list(journal.notes)
+        assert ["taken to another folder" in note for note in journal.notes] == [True, False]  # it was moved without its folder
+        assert "copied or put back after 6 releases" in journal.notes[1]
 
 
 @pytest.mark.parametrize("name", ["link", "symlink", "removed lock"])

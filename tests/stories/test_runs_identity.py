@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import secrets
 import shutil
 import threading
 import types
@@ -438,6 +439,35 @@ def test_one_key_twice_in_one_process(tmp_path):
         make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), first.plan, key=key, prior=first.ledger)
     second = Process(None, key=key).to(STEPS).private
     assert math.isinf(guarantee_of(first.ledger + second.ledger, first.plan).epsilon)
+
+
+@pytest.mark.parametrize("way", ["bytes", "key", "state", "folder"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_second_run_under_one_key_repeats_the_first_or_both_guarantees_say_so(tmp_path, way, seed):
+    """One key for two models: seen in the process, wherever they begin to differ."""
+    plan = list(PLANS)[seed]
+    first = Process(None, plan, start=seed, key=np.random.default_rng(seed).bytes(32))
+    state = first.private.state_dict(with_key=True)
+    first.to(STEPS)
+
+    def second(start=seed):
+        key = {"key": first.private.key, "state": None}.get(way, first.private.key.secret)
+        found = Process(tmp_path / secrets.token_hex(4) if way == "folder" else None, plan, start=start, key=key)
+        if way == "state":
+            found.private.load_state_dict(state)
+            assert "vouched for" in str(found.private.spent().notes)
+        return found
+
+    def seen(run):
+        return sum("Another run of this process" in note for note in run.private.spent().notes)
+
+    same = second().to(STEPS)
+    assert _same(first, same) and not seen(first) and not seen(same)
+    changed = int(np.random.default_rng(seed).integers(1, STEPS - 1))
+    other = second().to(changed)
+    other.lr = 0.5  # the next release is the same, and the one behind it another
+    assert not seen(other.to(changed + 1)) and seen(other.to(changed + 2)) == seen(first) == seen(same) == 1
+    assert math.isinf(guarantee_of(first.private.ledger + other.private.ledger, first.private.plan).epsilon)
 
 
 class Ordered(Dataset):

@@ -13,7 +13,12 @@ from hushgrad.release.frames import FRAME, WAYS_ON, Frames, damaged, frames_in
 from hushgrad.release.owner import boot_identity
 from hushgrad.release.place import Known, born
 
-__all__ = ["Earlier", "shown"]
+__all__ = ["Earlier", "other_story", "shown"]
+
+_UNTOLD = (
+    "The disk keeps no attributes of folders, by which an older copy of the run's files would be known: that none was put back is vouched "
+    "for, not shown"
+)
 
 
 @dataclass(kw_only=True)
@@ -49,9 +54,10 @@ class Earlier:
         outside = earlier._copied(*frames.place.identity) or (earlier._touched() if frames.is_touched(earlier.known) else "")
         if frames.rest:
             frames.cut()
-        for note in filter(None, (earlier._lost(lasting), outside)):
-            frames.tell(note=note)
-            earlier.notes += (note,)
+        for note in (earlier._lost(lasting), outside):
+            if note and note not in earlier.notes:
+                frames.tell(note=note)
+                earlier.notes += (note,)
         return earlier
 
     def _add(self, kind: int, content: bytes) -> None:
@@ -101,16 +107,19 @@ class Earlier:
         )
 
     def _forgotten(self) -> str:
+        """What is said where the folder does not know how long the journal was: nobody would see an older one in its place."""
+        if not self._told:
+            return _UNTOLD if self.is_begun else ""
         return (
-            f"The folder's attribute with the length of the run's journal was removed after {self._steps} releases: that nothing else was "
-            "released since is vouched for, not shown"
+            f"The folder's attribute with the length of the run's journal was removed, or the journal taken to another folder, after "
+            f"{self._steps} releases: that nothing else was released since is vouched for, not shown"
         )
 
     def _copied(self, path: str, *identity: int) -> str:
         """Refuse a copy of a journal that is still where it was; of a copy alone, say that it is one."""
         before, *last = self._place or [path, *identity]
         if last == list(identity[: len(last)]):  # those of an earlier version know the number alone
-            return self._forgotten() if self._told and not self.known.length and before == path else ""
+            return "" if self._told and self.known.length else self._forgotten()
         if _is_there(Path(before), last):
             raise ArgumentError(
                 f"Expected the run itself, not a copy of it: {before!r} is still there, and two that go on would release one noise twice. "
@@ -128,6 +137,11 @@ def shown(path: Path) -> Earlier:
     for frame in frames_in(path):
         earlier._add(frame.kind, frame.content)
     return earlier
+
+
+def other_story(how: str) -> ArgumentError:
+    """What is said of a journal and a state that are not of one run."""
+    return ArgumentError(f"Expected the journal and the state of one run; the state {how}. {WAYS_ON}")
 
 
 def _is_there(path: Path, identity: list[int]) -> bool:

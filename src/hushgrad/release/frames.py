@@ -65,7 +65,7 @@ class Frames:
                 "Wait for it or stop it."
             )
         self.place = Place(self.path, self._file)
-        self._size, self._begun = 0, 0
+        self._size, self._begun, self._told = 0, 0, False
         self._first = 0  # the checksum of the first frame, which names the run's key
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
@@ -105,7 +105,8 @@ class Frames:
         """Write from now on; whether the folder is told of it."""
         self._begun = known.begun
         self.place.claim(self._first, known, self._size)
-        return self.place.told
+        self._told = self.place.told
+        return self._told
 
     @property
     def asks(self) -> bool:
@@ -162,6 +163,9 @@ class Frames:
 
     def flush(self, begun: int = 0) -> None:
         """Have the disk hold all that was written. ``begun``: steps below it may be released now."""
+        if self._told and not self.place.told:  # there was no room for the attribute any more, and the next life has to know
+            self._told = False
+            self.tell(told=False)
         file = self._held()
         try:
             os.fsync(file)

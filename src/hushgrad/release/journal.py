@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad.errors import ArgumentError, HushgradError
-from hushgrad.release.earlier import Earlier
+from hushgrad.release.earlier import Earlier, other_story
 from hushgrad.release.frames import SHORT, WAYS_ON, Frames, Marks
 from hushgrad.release.keys import RunKey
-from hushgrad.release.owner import Owner, boot_identity
+from hushgrad.release.once import Once
+from hushgrad.release.owner import Owner, boot_identity, forked
 from hushgrad.release.place import Known
 
 __all__ = ["JOURNAL", "WAYS_ON", "Journal"]
@@ -51,17 +52,18 @@ class Journal:
         (1, 16)
     """
 
-    def __init__(self, key: RunKey) -> None:
+    def __init__(self, key: RunKey, *, notes: tuple[str, ...] | None = None) -> None:
         self._key = key.journal
         self._frames: Frames | None = None
         self._owner: Owner | None = None
         self._marks, self._closed, self._process = Marks(), False, os.getpid()
         self._before, self._half = 0, False  # something was entered and not done, or done and not entered
+        self._once, self._last = Once.of(key), (-1, b"")  # what this process released under it; what is being entered
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
         self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
-        self.notes: tuple[str, ...] = key.notes
+        self._notes = key.notes if notes is None else notes
 
     @classmethod
     def create(cls, path: Path, key: RunKey, owner: Owner, bound: Mapping[str, Any]) -> Journal:
@@ -99,7 +101,7 @@ class Journal:
             journal.close()
             raise
         journal._recorded, journal._marks = earlier.recorded, Marks(earlier.mark)
-        journal.bound, journal.notes = earlier.bound, earlier.notes
+        journal.bound, journal._notes = earlier.bound, earlier.notes
         journal._opening(earlier.known)
         return journal
 
@@ -139,9 +141,9 @@ class Journal:
         """
         if self._frames is not None:
             if position > len(self._recorded):
-                raise _other_story("is ahead of its journal, so one of them is a copy from another time")
+                raise other_story("is ahead of its journal, so one of them is a copy from another time")
             if position and self._recorded[position - 1][1] != chain[:SHORT]:
-                raise _other_story("is another run's")
+                raise other_story("is another run's")
         self.position, self.chain = position, chain
 
     def catch_up(self, position: int, chain: bytes, *, before: bytes, witness: bytes) -> None:
@@ -161,7 +163,7 @@ class Journal:
             assert self._frames is not None
             last, self.chain = self._recorded[-1][1] if self._recorded else self.chain[:SHORT], before
             if before[:SHORT] != last or self.after(position - 1, witness) != chain:
-                raise _other_story("is another run's")
+                raise other_story("is another run's")
             self._frames.append(ord("r"), chain[:SHORT])
             self._recorded.append((ord("r"), chain[:SHORT]))
         self.seek(position, chain)
@@ -175,10 +177,15 @@ class Journal:
         """How many releases earlier lives made beyond this point: they are repeated first."""
         return max(0, len(self._recorded) - self.position)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the guarantee has to say."""
+        return (*self._notes, *(note for note in self._once.notes if note not in self._notes))
+
     def vouched(self, note: str) -> None:
         """Have the guarantee say what nobody can show, after a restart too."""
-        if note not in self.notes:
-            self.notes += (note,)
+        if note not in self._notes:
+            self._notes += (note,)
             mine = os.getpid() == self._process and (self._owner is None or self._owner.held)
             if self._frames is not None and self._frames.is_open and mine:  # else nothing is released here
                 self._frames.tell(note=note)
@@ -215,6 +222,7 @@ class Journal:
             ArgumentError: where an earlier life released another value under this noise. Nothing has been released.
         """
         self._next(ord("r"), step.to_bytes(8, "little") + witness)
+        self._last = step, witness
 
     def __enter__(self) -> None:
         """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
@@ -223,17 +231,19 @@ class Journal:
         states. That, and a forked process, is refused.
         """
         if os.getpid() != self._process:
-            raise _forked()
+            raise forked()
         if self._half:
             raise ArgumentError(
                 "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
                 "detach(), then make_private and Checkpoint again: it goes on from its last save."
             )
-        self._before, self._half = self.position, self._frames is not None
+        self._before, self._half, self._last = self.position, self._frames is not None, (-1, b"")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._half = False
+            if self._last[1] and not self._once.enter(*self._last):
+                self.vouched(*self._once.notes)
         elif issubclass(kind, HushgradError):  # a refusal: nothing is half done where nothing was entered
             self._half = self._frames is not None and self.position != self._before
 
@@ -252,7 +262,7 @@ class Journal:
         if self._closed:
             raise ArgumentError("Expected a run that is attached: this one's journal is closed.")
         if os.getpid() != self._process:
-            raise _forked()
+            raise forked()
         if self._owner is not None:
             self._owner.require()
 
@@ -288,14 +298,3 @@ class Journal:
         """Have the disk hold all that was written: before a state is saved that counts on it."""
         if self._frames is not None:
             self._frames.flush()
-
-
-def _other_story(how: str) -> ArgumentError:
-    return ArgumentError(f"Expected the journal and the state of one run; the state {how}. {WAYS_ON}")
-
-
-def _forked() -> ArgumentError:
-    return ArgumentError(
-        "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
-        "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
-    )

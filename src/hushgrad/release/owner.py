@@ -28,7 +28,7 @@ from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, StorageError
 
-__all__ = ["LOCK", "Owner", "boot_identity", "locked", "taken_over"]
+__all__ = ["LOCK", "Owner", "boot_identity", "forked", "locked", "taken_over"]
 
 LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
@@ -216,6 +216,14 @@ def taken_over(folder: str | Path) -> ArgumentError:
     return ArgumentError(
         f"Expected to own {str(folder)!r}: another run has taken it over, or it is not there any more, and a step here would release its "
         "noise a second time. Nothing was released; go on with the other one."
+    )
+
+
+def forked() -> ArgumentError:
+    """What is said to the copy of an owner in a forked process."""
+    return ArgumentError(
+        "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
+        "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
     )
 
 

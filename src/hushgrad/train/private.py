@@ -18,6 +18,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
+from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.loading import refuse_options
 from hushgrad.sampling.units import Grouping
@@ -151,7 +152,7 @@ class Private(Attached):
             **dataloader_options,
         )
         self._contract.require(dataset, groups, identity, self._key, self._journal)  # after all that may refuse them
-        self._attended(units[0])
+        self._attendance = self._attendance or Attendance(self.plan.participation, units=units[0])
         self._dim, made.finished = made.hands.dim, not len(made) and self.steps == self._resumed
         if not made.hands.keeps_apart():
             self.losses.handed.prepared = True

@@ -97,8 +97,9 @@ class Saving(Stepping):
         if self._key.fingerprint != state["key_fingerprint"]:
             raise ArgumentError("Expected key to be the interrupted run's. Load it from its own file, or start a new run.")
         self._journal.seek(state["journal"]["position"], bytes.fromhex(state["journal"]["chain"]))
-        if self._journal.position and not self._journal.durable and self._world.rank == 0:  # one process has the journal of all
-            self._journal.vouched(_WITHOUT_JOURNAL)
+        if not self._journal.durable and self._world.rank == 0:  # one process has the journal of all
+            for note in (_WITHOUT_JOURNAL,) if self._journal.position else self._key.notes:
+                self._journal.vouched(note)
         self._books.load_state_dict(state["books"])
         self._resumed = self.steps
         self._release.use_key(self._key)
@@ -139,8 +140,7 @@ class Saving(Stepping):
             return
         if self.steps:
             raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
-        self._key, self._journal = key, Journal(key)
-        self._journal.notes = ()  # whether it was given is in the interrupted run's journal
+        self._key, self._journal = key, Journal(key, notes=())  # whether it was given is in the interrupted run's journal
         self._books.run = key.run_name()
         self._release.use_key(key)
 

@@ -272,12 +272,9 @@ class Stepping:
 
     def _enter_later(self, step: int, found: bytes) -> None:
         """Of a release on a device that nobody waited for."""
-        self._journal.released(step, found)
+        with self._journal:
+            self._journal.released(step, found)
         self._books.content = self._journal.chain.hex()
-
-    def _attended(self, units: int) -> None:
-        if self._attendance is None:
-            self._attendance = Attendance(self.plan.participation, units=units)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for p in self._params.values():
