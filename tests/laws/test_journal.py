@@ -298,6 +298,26 @@ def test_a_key_that_was_given_is_said_to_be_by_every_life(tmp_path):
     assert Journal(RunKey.make()).notes == Journal(RunKey.make(seed=1)).notes == ()
 
 
+@pytest.mark.parametrize("way", ["a run's own", "drawn and given twice", "drawn before a fork"])
+def test_a_drawn_key_that_two_runs_have_was_given_to_the_second(monkeypatch, way):
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
+
+    def run(key):
+        model = torch.nn.Linear(3, 1)
+        return make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, key=key)
+
+    drawn = RunKey.make()
+    if way == "drawn before a fork":
+        process = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    else:
+        first = run(None if way == "a run's own" else drawn)
+        assert not first.spent().notes
+        drawn = first.key
+    second = run(drawn)
+    assert "key was given" in str(second.spent().notes) and second.key.fingerprint == drawn.fingerprint
+
+
 @pytest.mark.parametrize("way", ["another owner", "attribute removed", "folder moved", "another folder"])
 def test_who_is_no_longer_the_owner_finds_out_before_its_next_release(tmp_path, way):
     """Whether it lost its lock or not: the folder, by its path, is asked with every release."""

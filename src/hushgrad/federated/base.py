@@ -69,9 +69,9 @@ class PrivateStrategy(LastingStrategy):
         self._strategy, self._messenger = strategy, messenger_of(strategy)
         self._users = users
         self._directory = None if directory is None else ServerDirectory(directory)
-        fresh = RunKey.make(key, seed)
+        fresh = RunKey.make(key, seed).for_run()
         self._key, self._journal = (fresh, Journal(fresh)) if self._directory is None else self._directory.share_key(fresh, plan)
-        self._witness: tuple[int, bytes] | None = None
+        self._key.taken, self._witness = True, None
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self._cohorts = cohorts_of(plan, population, self._key.sampling)
         self._aggregator = (ShareSum if isinstance(plan.noise, Shares) else Aggregator)(plan, self._key)

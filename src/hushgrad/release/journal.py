@@ -58,7 +58,8 @@ class Journal:
         self._owner: Owner | None = None
         self._marks, self._closed, self._process = Marks(), False, os.getpid()
         self._before, self._half = 0, False  # something was entered and not done, or done and not entered
-        self._once, self._last = Once.of(key), (-1, b"")  # what this process released under it; what is being entered
+        self._once = Once.of(key)  # what this process releases under it
+        self._entered, self._last = self._once.begun(), tuple[int, ...]()
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
@@ -180,7 +181,9 @@ class Journal:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the guarantee has to say."""
-        return (*self._notes, *(note for note in self._once.notes if note not in self._notes))
+        for note in self._once.notes:
+            self.vouched(note)
+        return self._notes
 
     def vouched(self, note: str) -> None:
         """Have the guarantee say what nobody can show, after a restart too."""
@@ -222,14 +225,10 @@ class Journal:
             ArgumentError: where an earlier life released another value under this noise. Nothing has been released.
         """
         self._next(ord("r"), step.to_bytes(8, "little") + witness)
-        self._last = step, witness
+        self._last = step, int.from_bytes(witness[:8], "little")
 
     def __enter__(self) -> None:
-        """Inside, something is entered here and done: both, or neither, or a run with a folder goes on from its last save.
-
-        Half of it may stay where somebody interrupts a program (Ctrl-C) that then goes on, and takes the step again on other random
-        states. That, and a forked process, is refused.
-        """
+        """Inside, something is entered and done: both, or neither, or (Ctrl-C) a run with a folder goes on from its last save only."""
         if os.getpid() != self._process:
             raise forked()
         if self._half:
@@ -237,13 +236,12 @@ class Journal:
                 "Expected a run that was not interrupted while it entered a release into its journal. Nothing was released since; call "
                 "detach(), then make_private and Checkpoint again: it goes on from its last save."
             )
-        self._before, self._half, self._last = self.position, self._frames is not None, (-1, b"")
+        self._before, self._half, self._last = self.position, self._frames is not None, ()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._half = False
-            if self._last[1] and not self._once.enter(*self._last):
-                self.vouched(*self._once.notes)
+            self._entered.extend(self._last)
         elif issubclass(kind, HushgradError):  # a refusal: nothing is half done where nothing was entered
             self._half = self._frames is not None and self.position != self._before
 

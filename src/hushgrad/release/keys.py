@@ -60,6 +60,7 @@ class RunKey:
         self._secret = secret
         self.reproducible = reproducible
         self.fresh = fresh  # drawn just now, so nothing can depend on it yet
+        self.taken, self._process = False, os.getpid()
 
     @classmethod
     def make(cls, key: bytes | RunKey | None = None, seed: int | None = None) -> RunKey:
@@ -87,6 +88,11 @@ class RunKey:
         return cls(
             hashlib.blake2b(secrets.token_bytes(_BYTES), digest_size=_BYTES, key=given._derive(b"mixed")).digest(), fresh=True
         )
+
+    def for_run(self) -> RunKey:
+        """Itself, for one run; for a second one, or in a forked process, a key that was given: two runs have it then."""
+        again = self.taken or self._process != os.getpid()
+        return RunKey(self._secret, reproducible=self.reproducible) if again else self
 
     @property
     def secret(self) -> bytes:

@@ -8,6 +8,8 @@ Seeds are left out: whoever gives one wants the same noise again, and the guaran
 
 from __future__ import annotations
 
+from array import array
+
 from hushgrad.release.keys import RunKey
 
 __all__ = ["Once", "forget"]
@@ -16,7 +18,6 @@ _TWICE = (
     "Another run of this process released other values under this run's key: each is covered alone, and both together are not, since "
     "their difference has no noise"
 )
-_KEPT = 8  # bytes of a witness; zeros where no step was seen
 
 _here: dict[str, Once] = {}
 
@@ -27,36 +28,38 @@ def forget() -> None:
 
 
 class Once:
-    """The releases of one key, by their steps.
+    """The releases under one key: of every run a step and its witness, a step and its witness, and so on.
 
     >>> key = RunKey.make()
-    >>> Once.of(key).enter(3, b"a witness"), Once.of(key).enter(3, b"a witness"), Once.of(key).enter(3, b"another")
-    (True, True, False)
+    >>> first, second = Once.of(key).begun(), Once.of(key).begun()
+    >>> first.extend((0, 17, 1, 18))
+    >>> second.extend((0, 17))
+    >>> Once.of(key).notes
+    ()
+    >>> second.extend((1, 19))
     >>> len(Once.of(key).notes)
     1
     """
 
     def __init__(self) -> None:
-        self._witnesses, self._twice = bytearray(), False
+        self._runs: list[array[int]] = []
 
     @classmethod
     def of(cls, key: RunKey) -> Once:
         """What was released under ``key``, by whichever run."""
         return cls() if key.reproducible else _here.setdefault(key.fingerprint, cls())
 
+    def begun(self) -> array[int]:
+        """Where one more run enters what it releases."""
+        self._runs.append(array("Q"))
+        return self._runs[-1]
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What a guarantee under this key has to say."""
-        return (_TWICE,) if self._twice else ()
-
-    def enter(self, step: int, witness: bytes) -> bool:
-        """``step`` is released now; whether it is what was released before, if it was."""
-        at, witness = _KEPT * step, witness[:_KEPT].ljust(_KEPT, b"\0")
-        before = self._witnesses[at : at + _KEPT]
-        if before != witness and any(before):
-            self._twice = True
-            return False
-        if at > len(self._witnesses):  # a run that goes on
-            self._witnesses.extend(bytes(at - len(self._witnesses)))
-        self._witnesses[at : at + _KEPT] = witness
-        return True
+        runs, found = [run for run in self._runs if run], dict[int, int]()
+        if len(runs) > 1:
+            for run in runs:
+                if any(found.setdefault(step, witness) != witness for step, witness in zip(run[::2], run[1::2], strict=True)):
+                    return (_TWICE,)
+        return ()

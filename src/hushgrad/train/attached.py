@@ -68,7 +68,7 @@ class Attached(Saving):
         _check.instance(bool, check_isolation=check_isolation)
         _check.instance(bool, lazy_tables=lazy_tables)
         self._world = World.here()
-        self._key = self._world.share_key(key)
+        self._key = self._world.share_key(key.for_run())
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
         if plan.certified:
@@ -119,6 +119,7 @@ class Attached(Saving):
         except BaseException:  # a model that was refused is as it was
             self.detach()
             raise
+        self._key.taken = True
 
     def _attach(self, check_isolation: bool, lazy_tables: bool) -> None:
         self._world.share_parameters([t for t in (*self.model.parameters(), *self.model.buffers()) if not is_sharded(t)])
