@@ -129,3 +129,30 @@ def test_what_a_proof_computed_is_let_go_before_the_pass_of_the_batch():
         assert alive[-1] == 0
         optimizer.step()
     assert len(alive) > 10  # there was a proof
+
+
+ANSWERS = {
+    "as it is": (lambda out: out, ()),
+    "a view": (lambda out: out.view(-1, 8).view(out.shape), ()),
+    "centred": (lambda out: out - out.mean(0), (PREPARED,)),
+    "in place": (lambda out: out.mul_(out.detach().abs().max()), (PREPARED,)),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_large_outputs_are_known_and_are_not_kept_alive(name, monkeypatch):
+    """A vocabulary's scores are as large as all that a part of a batch leaves behind; whoever trains has let go of them before backward."""
+    monkeypatch.setattr("hushgrad.train.losses._LARGE", 16)
+    model, (answer, notes) = nn.Linear(3, 8), ANSWERS[name]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, PLAN)
+    loss = private.loss(nn.CrossEntropyLoss())
+    for x, y in private.loader(TensorDataset(torch.randn(32, 3), torch.arange(32) % 8)):
+        out = model(x)
+        made, reference = loss(answer(out), y), weakref.ref(out)
+        del out
+        assert private.steps == 0 or name != "as it is" or reference() is None  # a first batch is tried, which leaves circles
+        made.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert private.spent().notes == notes

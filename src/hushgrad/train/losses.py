@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import memory_of
@@ -35,7 +36,7 @@ ROUNDED = (
     "bound covers. Use private.loss(fn), or sums"
 )
 
-_LARGE = 1 << 18  # numbers of an output that is let go as soon as its gradient has come back: a vocabulary's logits
+_LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
 
 
 class Losses:
@@ -150,6 +151,9 @@ class Handed:
         self._batch: dict[int, tuple[Tensor, int]] = {}  # of this step's
         self._parts: dict[int, tuple[Tensor, int]] = {}  # of its micro-batches that are not passed yet, and of the last one
         self._outputs: dict[int, tuple[Tensor, int]] = {}  # of the last pass
+        self._large: WeakIdKeyDictionary | None = (
+            None  # its large outputs, until the program has let go of them and of their views
+        )
         self._steps = 0  # batches so far
         self._seen = False  # what runs now is tried on single examples
 
@@ -161,7 +165,7 @@ class Handed:
         """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
         if whole:
             self._steps += 1
-            self._batch, self._outputs = {}, {}
+            self._batch, self._outputs, self._large = {}, {}, None
         if not listed:
             self._parts = {}
         known = self._batch if whole else self._parts
@@ -173,7 +177,7 @@ class Handed:
 
     def forget(self) -> None:
         """The step is taken."""
-        self._batch, self._parts, self._outputs = {}, {}, {}
+        self._batch, self._parts, self._outputs, self._large = {}, {}, {}, None
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -201,12 +205,22 @@ class Handed:
             for leaf in made:
                 if leaf.requires_grad:  # an evaluation of other data is no part of the step
                     leaf.register_hook(self._reached)
-        self._outputs = {}
+        self._outputs, self._large = {}, None
         for leaf in made:
-            if not leaf.is_inference():
+            if not leaf.is_inference() and not (leaf.numel() > _LARGE and leaf.requires_grad and self._weakly(leaf)):
                 self._outputs[id(leaf)] = leaf, leaf._version
-                if leaf.numel() > _LARGE and leaf.requires_grad:
-                    leaf.register_hook(self._back)
+
+    def _weakly(self, leaf: Tensor) -> bool:
+        """A large output is known from here on without being kept alive, as it weighs as much as all the rest.
+
+        Not in half precision, where a loss is usually given a copy of it, which only the values tell.
+        """
+        if leaf.element_size() <= 2:
+            leaf.register_hook(self._back)
+            return False
+        self._large = WeakIdKeyDictionary() if self._large is None else self._large
+        self._large[leaf] = leaf._version
+        return True
 
     def _back(self, _: Tensor) -> None:
         """A large output has had its gradient: while the next pass runs, nobody holds it for this."""
@@ -234,7 +248,8 @@ class Handed:
         return self._is_copy(leaf)
 
     def _known(self) -> Iterator[tuple[Tensor, int]]:
-        return chain(self._batch.values(), self._parts.values(), self._outputs.values())
+        large = () if self._large is None else self._large.items()
+        return chain(self._batch.values(), self._parts.values(), self._outputs.values(), large)
 
     def _is_copy(self, leaf: Tensor) -> bool:
         """Whether it has the values of a known tensor; asked now and then. A proof's copies are not: its outputs, held, hold its graph."""
