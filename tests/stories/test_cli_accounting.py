@@ -98,7 +98,7 @@ def test_printed_noise_meets_the_budget(capsys: pytest.CaptureFixture[str]) -> N
         (["epsilom"], "No such command: epsilom. Did you mean epsilon?"),
         (["epsilon", "--noize-multiplier", "1"], "Did you mean --noise-multiplier?"),
         (["epsilon", "--noise-multiplier", "1"], "--delta"),
-        (["epsilon", "--noise-multiplier", "x", "--delta", "1e-5"], "invalid float value: 'x'"),
+        (["epsilon", "--noise-multiplier", "x", "--delta", "1e-5"], "expected a number such as 8 or 1e-5, got 'x'"),
         (["epsilon", "--noise-multiplier", "-1", "--delta", "1e-5"], "noise_multiplier=-1.0"),
         (["epsilon", "--delta", "1e-5"], "Give --noise-multiplier"),
         (["epsilon", "--noise-multiplier", "1", "--delta", "2", "--accountant", "gdp"], "Expected delta=2.0"),

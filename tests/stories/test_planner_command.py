@@ -42,3 +42,21 @@ def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytes
     assert main([*WORDS, *words]) == 2
     err = capsys.readouterr().err
     assert message.lower() in err.lower() and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--modle smollm2-135m", "has no option --modle. Did you mean --model?"),
+        ("--computes 1e18", "has no option --computes. Did you mean --compute?"),
+        ("--model gpt2 --dataset-size 10", "hushgrad plan --model NAME has no option --dataset-size."),
+        (
+            "--model gpt2 --device-memory 8GB",
+            "expected a number such as 8 or 1e-5, got '8GB'. Try hushgrad plan --model NAME --help.",
+        ),
+        ("--compute 1e18", "are required: --epsilon, --delta, --dataset-size. Try hushgrad plan --compute FLOP --help."),
+    ],
+)
+def test_each_of_its_questions_has_options_of_its_own(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words.split()]) == 2
+    assert message in capsys.readouterr().err

@@ -29,7 +29,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 class Parser(argparse.ArgumentParser):
     """``argparse`` that raises :class:`UsageError`, never guesses abbreviations, and suggests the option that was meant."""
 
-    def __init__(self, command: str, about: str, *, example: str) -> None:
+    def __init__(self, command: str, about: str, *, example: str, form: str = "", also: Iterable[str] = ()) -> None:
+        """``form``: the words that make this question of a command that answers several; ``also``: those of its other questions."""
+        self._form, self._also = form, also
         super().__init__(
             prog=f"hushgrad {command}",
             description=about,
@@ -42,6 +44,7 @@ class Parser(argparse.ArgumentParser):
     def takes(self, words: str, about: str | None = None, **how: Any) -> None:
         """An argument by its name and, after a space, the word for its value: ``takes("--out DIR", "where to write")``."""
         name, _, value = words.partition(" ")
+        how |= {"type": _number} if how.get("type") is float else {}
         self.add_argument(name, help=about, **({"metavar": value, **how} if value else how))
 
     def flag(self, name: str, about: str) -> None:
@@ -53,19 +56,27 @@ class Parser(argparse.ArgumentParser):
         known = [option for action in self._actions for option in action.option_strings]
         for word in (word.split("=")[0] for word in words if word.startswith("--")):
             if word not in known:  # said first: a misspelt option is the likelier mistake than a missing one
-                raise UsageError(f"{self.prog} has no option {word}.{suggestion(word, known)} Try {self.prog} --help.")
+                meant, asked = suggestion(word, [*known, *self._also]), f"{self.prog}{self._form}"
+                raise UsageError(f"{asked} has no option {word}.{meant} Try {asked} --help.")
         return self.parse_args(words)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing a usage block and exiting."""
         sentence = message[0].upper() + message[1:]
-        raise UsageError(f"{sentence}{'' if sentence.endswith('.') else '.'} Try {self.prog} --help.")
+        raise UsageError(f"{sentence}{'' if sentence.endswith('.') else '.'} Try {self.prog}{self._form} --help.")
 
 
 def ask(sentences: Iterable[str]) -> None:
     """Questions about a claim, on stderr: the answer itself stays what a program reads."""
     for sentence in sentences:
         print(f"Question: {sentence}", file=sys.stderr)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number such as 8 or 1e-5, got {text!r}") from None
 
 
 def whole(text: str) -> int:

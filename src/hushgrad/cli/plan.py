@@ -32,6 +32,7 @@ def _parser() -> Parser:
         "Memory and time of a language model: hushgrad plan --model NAME --help.\n"
         "Its size, batches and steps under a budget of compute: hushgrad plan --compute FLOP --help.",
         example="hushgrad plan --epsilon 2 --delta 1e-6 --dataset-size 60000 --batch-size 600 --epochs 20 --parameters 1e6",
+        also=_OTHERS,
     )
     parser.takes("--epsilon", "the budget", type=float, required=True)
     parser.takes("--delta", "the probability that is left out of the promise", type=float, required=True)

@@ -16,6 +16,7 @@ def _parser() -> Parser:
         "Private pre-training of a language model: which (parameters, batch size, steps) reach the least loss with this compute\n"
         "and this budget, by the scaling law of McKenna et al. (2025). Uses public numbers only and costs no privacy.",
         example="hushgrad plan --compute 1e20 --epsilon 4 --delta 1e-8 --dataset-size 1e7",
+        form=" --compute FLOP",
     )
     parser.takes("--compute FLOP", "of the run: 6 x parameters x steps x batch size x 512 tokens", type=float, required=True)
     parser.takes("--epsilon", "the budget", type=float, required=True)

@@ -18,6 +18,7 @@ def _parser() -> Parser:
         "plan",
         "Peak memory and time of a private step of a language model, by placement, mechanism and micro-batch.",
         example="hushgrad plan --model smollm2-135m --tune lora --processes 2 --device-memory 8 --batch-size 1024 --length 256",
+        form=" --model NAME",
     )
     parser.takes("--model NAME|CONFIG", "a known name, or the path of a config.json (or of its folder)", required=True)
     parser.takes("--tune", "adapters or all weights; both by default", choices=TUNED)
