@@ -12,9 +12,9 @@ import pytest
 
 from hushgrad.accounting import delta, epsilon_interval
 from hushgrad.accounting.pld import batches
+from hushgrad.accounting.pld.batches import Cuts
 from hushgrad.accounting.pld.profiles.atoms import DiscreteLaplaceCurve
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, HalfRange, LaplaceCurve
-from hushgrad.accounting.pld.profiles.cuts import Cuts
 from hushgrad.accounting.pld.profiles.exchange import DiscreteReplace, LaplaceReplace, TwoDistances
 from hushgrad.accounting.pld.search.choice import choice_delta
 from hushgrad.events import (

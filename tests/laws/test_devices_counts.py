@@ -12,7 +12,7 @@ from hushgrad import clipping, noise
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.rules import linear
 from hushgrad.testing import devices
-from hushgrad.testing.counted import private_step
+from hushgrad.testing.doctor import private_step
 from hushgrad.testing.models import MODELS
 
 # Launches at most, with an optimizer that updates all tensors together, as torch's does on CUDA.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.audit import exact
-from hushgrad.audit.bench import HALVES, Bench, Build, copied, single
+from hushgrad.audit.again import contributions, distance, drawn
+from hushgrad.audit.bench import HALVES, Bench, Build, copied, row_std, single
 from hushgrad.audit.checks import Check
-from hushgrad.audit.debts import debts_check
 from hushgrad.audit.drawn import draw_field
 from hushgrad.audit.parts import BATCHES, Parts
 from hushgrad.audit.report import DeepReport
-from hushgrad.audit.weights import weights_check
 from hushgrad.audit.worst import Record, Worst, worst_record
 from hushgrad.clipping import Capture, self_check
+from hushgrad.clipping.clipper import Clipper
+from hushgrad.clipping.record import clipped
 from hushgrad.errors import ArgumentError
+from hushgrad.events import Relation
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.world import World
 from hushgrad.sampling import Draws
@@ -206,3 +209,75 @@ class _Audit(Parts):
             return None
         records = [tuple(part if isinstance(part, Tensor) else torch.tensor(part) for part in record) for record in records]
         return [tuple(part.float() if part.dtype in HALVES else part for part in record) for record in records]
+
+
+_STEPS = 3
+_TOLERANCE = 1e-3
+
+
+def debts_check(bench: Bench, key: bytes) -> Check | None:
+    """Rows that nobody reads in three steps have afterwards the noise of all three, at the last one's address; None without such tables."""
+    if not bench.options.get("lazy_tables"):
+        return None
+    model, worst, rows = bench.plain(), 0.0, 0
+    with bench.run(key) as live:
+        private = live.private
+        before, touched = live.parameters(), dict[str, Tensor]()
+        for seen in live.steps(_STEPS, settle=False):
+            for row in contributions(model, bench.loss, seen.batch):
+                for name in private._release.lazy:
+                    mine = row[name].flatten(1).abs().amax(1) > 0
+                    touched[name] = touched[name] | mine if name in touched else mine
+        private.settle()
+        after, rate = live.parameters(), float(private.optimizer.param_groups[0]["lr"])
+        std = _STEPS**0.5 * rate * row_std(bench.plan, bench.plan.clip) / float(bench.plan.batch_size)
+        for index, (name, table) in enumerate(before.items()):
+            if name not in private._release.lazy:
+                continue
+            z = drawn(private.plan, key, private.steps - 1, index, table.numel(), table.dtype)
+            must = std * torch.from_numpy(z).reshape(table.shape)
+            free = ~touched.get(name, torch.zeros(len(table), dtype=torch.bool))
+            moved, must = (table.double() - after[name].double())[free], must[free]
+            rows += len(must)
+            error = distance(moved, must) / (std * max(1, must.numel()) ** 0.5)
+            worst = max(worst, error if error == error else float("inf"))
+    seen_text = f"{rows} rows that nobody read in {_STEPS} steps: their noise differs from what they owe by {worst:.1e}"
+    return Check(name="lazy noise", passed=worst <= _TOLERANCE, seen=seen_text)
+
+
+_NORMS = (0.0, 1e-160, 1e-30, 1e-3, 0.999, 1.0, 1.001, 2.0, 30.0, 1e3, 1e5, 1e10, 1e19, 1e30, 1e75, 1e150, inf, nan)
+_SIZES = (1, 2, 3, 8, 33)
+_SLACK = 1e-4
+
+
+def weights_check(clip: Clipper, names: Sequence[str], *, seed: int) -> Check:
+    """Whatever its norm and the size of its batch, no example weighs more than the sensitivity allows.
+
+    Norms from 0 over 1e150 clip norms to infinity and NaN, which must weigh nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    groups, norm = clip.groups(list(names)), float(clip.sensitivity(Relation.ADD_REMOVE))
+    columns = 1 if groups is None else max(groups) + 1
+    most, problems = 0.0, []
+    for size in _SIZES:
+        for first in range(0, len(_NORMS), size):
+            chosen = torch.randint(len(_NORMS), (size, columns), generator=generator)
+            chosen[:, 0] = torch.arange(first, first + size) % len(_NORMS)
+            squares = (torch.tensor(_NORMS, dtype=torch.float64)[chosen] * norm).square()
+            for weights in _weighed(clip, squares, grouped=groups is not None):
+                whole = squares.isfinite()
+                moved = (weights.square() * squares)[whole.all(1)].sum(1).sqrt() / norm
+                most = max(most, float(moved.nan_to_num(nan=torch.inf).max()) if len(moved) else 0.0)
+                if not bool((weights[~whole] == 0).all()):
+                    problems.append(f"a norm that is no number weighs something in a batch of {size}")
+    if most > 1 + _SLACK:
+        problems.append("which is too much")
+    seen = f"norms from 0 to infinity in batches of {_SIZES[0]} to {_SIZES[-1]}: {most:.4f} clip norms at most"
+    return Check(name="clip weights", passed=not problems, seen=", ".join([seen, *problems[:2]]))
+
+
+def _weighed(clip: Clipper, squares: Tensor, *, grouped: bool) -> Iterator[Tensor]:
+    """The weights by each way that there is to them."""
+    yield clip.weights((squares if grouped else squares[:, 0]).clone()).double().reshape(squares.shape)
+    if not grouped:
+        yield clipped(clip, [squares[:, 0] / 4, squares[:, 0] / 4], 2.0).weights.double().reshape(squares.shape)
