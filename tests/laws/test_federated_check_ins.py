@@ -14,7 +14,7 @@ from hushgrad import testing
 from hushgrad.errors import ArgumentError
 from hushgrad.events import MinSep
 from hushgrad.federated import CheckIns, MinSeparation
-from hushgrad.federated.check_ins import unpack_ids
+from hushgrad.federated.check_ins import as_ids, unpack_ids
 from hushgrad.federated.cohorts import Separated
 from hushgrad.sampling import Draws
 
@@ -81,7 +81,7 @@ def test_the_sampler_keeps_its_promise_and_a_careless_one_is_caught(monkeypatch)
     sampler = MinSeparation(cohort=3, gap=4, times=3, steps=12)
     assert sampler.participation() == MinSep(gap=4, times=3)
     testing.check_sampler(sampler, n=15)
-    monkeypatch.setattr(CheckIns, "eligible", lambda self, users, *, round: np.unique(np.asarray(users, dtype=np.uint64)))
+    monkeypatch.setattr(CheckIns, "eligible", lambda self, users, *, round: as_ids(users))
     with pytest.raises(AssertionError):
         testing.check_sampler(sampler, n=15)
 
