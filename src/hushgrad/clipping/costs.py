@@ -17,6 +17,7 @@ __all__ = [
     "KEPT",
     "LARGE",
     "LENGTHS",
+    "LOUD",
     "MANY",
     "MUCH",
     "MULTIPLE",
@@ -51,6 +52,8 @@ FEW = 10
 KEPT = 3
 # Others' losses are so much larger than an example's own.
 WILD = 1e10
+# And its own so much larger than it is: without rounding, its gradient is as many times as large.
+LOUD = 2.0**30
 # A model that counts its passes is tried as it will be so many passes later.
 CLOCKS = (100, 100_000)
 # Of the numbers that a forward compares its tensors with, so many are tried in the place of others' data.

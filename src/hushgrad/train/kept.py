@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "Read"]
 
 _MOST = 2000  # objects that are looked at, the nearest first
 _HOOKS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
@@ -61,6 +61,64 @@ class Kept:
         if len(self._numbers) != len(now._numbers) or self._all != now._all:
             return False
         return all(b - a in (0, calls) for a, b in zip(self._numbers, now._numbers, strict=True))
+
+
+class Read:
+    """What a plain function reads beside its arguments: tensors, arrays and numbers in its closure, its globals and what was bound to it.
+
+    >>> weight = 1.5
+    >>> def loss(x):
+    ...     return weight * x
+    >>> before = Read(loss)
+    >>> weight = 2.5
+    >>> before == Read(loss)
+    False
+    """
+
+    def __init__(self, fn: Any) -> None:
+        self._bound = list(_leaves(_bound(fn)))
+        self._all = self._bound + list(_leaves(_globals(fn)))
+        self._marks = [_mark(value) for value in self._all]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Read) and self._marks == other._marks
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def binds_data(self) -> bool:
+        """Whether its closure, or what was bound to it, holds a tensor or an array."""
+        return any(isinstance(value, (Tensor, np.ndarray)) for value in self._bound)
+
+
+def _bound(fn: Any) -> list[Any]:
+    if isinstance(fn, partial):
+        return [*fn.args, *fn.keywords.values(), *_bound(fn.func)]
+    return _of_function(fn)[: _cells(fn)] if isinstance(fn, FunctionType) else []
+
+
+def _globals(fn: Any) -> list[Any]:
+    fn = fn.func if isinstance(fn, partial) else fn
+    return _of_function(fn)[_cells(fn) :] if isinstance(fn, FunctionType) else []
+
+
+def _cells(fn: FunctionType) -> int:
+    return len(fn.__closure__ or ())
+
+
+def _leaves(values: Iterable[Any]) -> Iterable[Any]:
+    """Numbers, tensors and arrays, in plain containers too. What is trained moves by what is released."""
+    for value in values:
+        if isinstance(value, (list, tuple, dict)):
+            yield from _leaves(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, (float, complex, np.ndarray, Tensor)) and not isinstance(value, nn.Parameter):
+            yield value
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return id(value), hash(value.tobytes())
+    return (id(value), value._version) if isinstance(value, Tensor) else value
 
 
 def _inside(value: Any) -> list[Any]:

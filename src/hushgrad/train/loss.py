@@ -20,7 +20,7 @@ from hushgrad import _check
 from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.train.arguments import Arguments, only, ordinary, rows_of
-from hushgrad.train.kept import Kept
+from hushgrad.train.kept import Kept, Read
 from hushgrad.train.losses import Losses
 from hushgrad.train.tried import Constant, aside
 
@@ -44,12 +44,17 @@ class PrivateLoss:
         self._fn, self._losses = fn, losses
         self._compared = per_example  # the user says that the mean over single examples is what is meant
         self._by_loop = False
+        self._read = Read(fn)
+        if losses.handed.is_open and self._read.binds_data:  # made for this batch, perhaps of it
+            losses.vouched = True
 
     def __call__(self, *args: Any) -> Tensor:
         """The loss of the pass, ready for ``backward()``."""
         examples = self._losses.examples
         if examples is None:
             raise ArgumentError("Expected a batch of private.loader(): a loss of other data has no place in a private step.")
+        read, self._read = self._read, Read(self._fn)
+        self._losses.vouched = self._losses.vouched or read != self._read  # what it reads beside them may be of the batch
         if any(isinstance(arg, nn.Module) for arg in args):
             return self._of_batch(args, examples)
         return self._losses.covered(self._of_outputs(args, examples))

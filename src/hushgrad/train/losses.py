@@ -175,6 +175,11 @@ class Handed:
             if not leaf.is_inference():
                 known[id(leaf)] = leaf, leaf._version
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch is out whose step is still to come."""
+        return bool(self._batch)
+
     def forget(self) -> None:
         """The step is taken."""
         self._batch, self._parts, self._outputs, self._large = {}, {}, {}, None

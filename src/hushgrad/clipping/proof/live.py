@@ -125,12 +125,12 @@ class Reader(NamedTuple):
             found, at_nodes = tagged(
                 exits, [e for *_, e in live] + [s.edge for s in edges], [b.node for b in borders], B, halves=False
             )
+            if any(is_mixed(at_nodes.get(b.node, [])) for b in borders):  # they meet further up than in the proof
+                borders = find(graph, exits, edges, B).again(graph, edges)
+                at_nodes = tagged(exits, [s.edge for s in edges], [b.node for b in borders], B, halves=False)[1]
         for (call, k, _), made in zip(live, found, strict=False):
             owners = made if made.each is None else Owners(made.each.reshape(call.shapes[k]), made.proved)
             _settle(call, k, owners, B)
-        if any(is_mixed(at_nodes.get(b.node, [])) for b in borders):  # they meet further up than in the proof
-            borders = find(graph, exits, edges, B).again(graph, edges)
-            at_nodes = tagged(exits, [s.edge for s in edges], [b.node for b in borders], B, halves=False)[1]
         return at_nodes, [b._replace(layouts=_read_as(b, at_nodes.get(b.node, []), B)) for b in borders]
 
     def _sinks(self, run: Run, shared: set[Number], graph: Graph, names: set[str]) -> list[Sink]:

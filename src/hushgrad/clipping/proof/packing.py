@@ -16,7 +16,7 @@ class Packing:
     """What a forward saves for backward, kept as it is, and handed out with finite numbers inside :meth:`finite`."""
 
     def __init__(self) -> None:
-        self._finite = False
+        self._finite = self._bounded = False
 
     def pack(self, t: Tensor) -> tuple[Tensor, int]:
         """Keep a tensor, and how often it was changed so far."""
@@ -30,13 +30,14 @@ class Packing:
             raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
         if not self._finite or not t.is_floating_point():
             return t
-        return t.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGE, _LARGE)
+        t = t.nan_to_num(0.0, 0.0, 0.0)
+        return t.clamp(-_LARGE, _LARGE) if self._bounded else t
 
     @contextmanager
-    def finite(self) -> Iterator[None]:
-        """Inside, numbers that are not finite are 0."""
-        self._finite = True
+    def finite(self, *, bounded: bool) -> Iterator[None]:
+        """Inside, numbers that are not finite are 0; ``bounded``: and large ones are smaller."""
+        self._finite, self._bounded = True, bounded
         try:
             yield
         finally:
-            self._finite = False
+            self._finite = self._bounded = False

@@ -85,7 +85,8 @@ def _structure(
     shapes = {n: _shapes(n[0], places[n], call, second.calls.get(n)) for n, call in first.calls.items()}
     faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
     moves = _moves(first, second)
-    fragile = bool(frontier.ends) and moves != ()
+    # Below the frontier are no examples, unless they met what is shared behind a gradient that was 0 for all of them.
+    fragile = bool(frontier.ends) and (moves != () or frontier.ways != frontier.mixed)
     fragile = fragile or any(not has_formula(*trail[-1], ends) for trail, ends in frontier.ends.items())
     return Structure(
         reading=reading,
@@ -237,7 +238,7 @@ def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
         )
         for trail, layouts in made[0].ends.items()
     }
-    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()))
+    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()), made[0].mixed | made[1].mixed)
 
 
 def _agreed(mine: Iterable[frozenset[Layout]], its: Iterable[frozenset[Layout]]) -> Layout:

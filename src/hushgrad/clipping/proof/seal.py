@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import FEW, WILD, seal_of
+from hushgrad.clipping.costs import FEW, LOUD, WILD, seal_of
 from hushgrad.clipping.mass import sq_norm
 from hushgrad.clipping.proof.others import influence
 from hushgrad.clipping.proof.quiet import hushed
@@ -165,7 +165,10 @@ def _by_wild_cotangents(
     sane: list[int],
     lot: Random,
 ) -> str | None:
-    """Huge losses of others than i, and such as are no numbers: hooks on gradients, too, may look at the batch."""
+    """Huge losses of others than i, and such as are no numbers: hooks on gradients, too, may look at the batch.
+
+    The loss of i is larger, too: what bounds its gradient sees a mean over the batch, which is smaller if there is one more.
+    """
     if len(sane) < 2:
         return None
     chosen = lot.sample([k for k in sane if k != i], min(len(sane), FEW) - 1)
@@ -173,23 +176,29 @@ def _by_wild_cotangents(
     chosen = [*chosen[:keep], i, *chosen[keep:]]
     n, which = len(chosen), torch.tensor(chosen)
     part = part_of(structure.reading, inputs, chosen, B)
+    own = 1.0 if torch.float16 in {*stage.precisions(), *(u.dtype for u in us)} else LOUD
     for factors in ((0.0, WILD, math.nan), (WILD,)):
         run = stage.run(part, n, structure)
         exits = exits_of(run, structure.exits)
         some = [e.layout.only(u, which, B) for u, e in zip(us, exits, strict=True)]
         try:
-            norms = stage.weighed(run, exits, _scaled(some, exits, keep, n, factors), _weights([_Pick(keep, 1.0)], n))[1]
+            scaled = _scaled(some, exits, keep, n, (own, *factors))
+            norms = stage.weighed(run, exits, scaled, _weights([_Pick(keep, 1.0)], n))[1] / own
         except (
             CaptureError
         ) as error:  # so would a step be refused that has such losses; of NaN that is right, of large ones it is not
             refused = str(error)
             continue
-        wrong = alone.differs(keep, norms)
-        return wrong and f"with other losses that are large or no numbers, {wrong}"
-    return f"with other losses that are large, {refused[:1].lower()}{refused[1:]}"
+        refused, wrong = "", alone.differs(keep, norms)
+        if wrong:
+            return f"with other losses that are large or no numbers, {wrong}"
+        if not structure.frontier.ends:  # else what bounds a sum over all of them has seen no number in it
+            break
+    return f"with other losses that are large, {refused[:1].lower()}{refused[1:]}" if refused else None
 
 
 def _scaled(us: list[Tensor], exits: list[Exit], keep: int, n: int, factors: Sequence[float]) -> list[Tensor]:
-    """All cotangents but one example's, times these in turn: something huge, NaN, or 0."""
-    each = torch.tensor([1.0 if i == keep else factors[(i - keep) % len(factors)] for i in range(n)], dtype=torch.float32)
+    """One example's cotangents times the first factor, all others' times the rest in turn: something huge, NaN, or 0."""
+    own, *others = factors
+    each = torch.tensor([own if i == keep else others[(i - keep) % len(others)] for i in range(n)], dtype=torch.float32)
     return [u * each.to(u)[e.layout.owners(u.shape, n, u.device)] for u, e in zip(us, exits, strict=True)]

@@ -6,8 +6,9 @@
 | matrix products, tables | the product of example i's rows; the rows that it looked up | the node once more |
 | any other | the node on example i's cotangent alone (it is linear) | B nodes |
 
-Only the last way lets a record that is not finite reach others (0 * NaN is NaN). There the node is asked again with what it saved made
-finite (:mod:`hushgrad.clipping.proof.packing`), and the record itself keeps a share that is not.
+Only the last way lets a record that is not finite reach others (0 * NaN is NaN); so does the way down, where examples met what is shared
+further below, behind a gradient that was 0 for all of them. There a share of 0 stays one, others are asked for again with what was saved
+made finite (:mod:`hushgrad.clipping.proof.packing`), and the record itself keeps a share that is not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, accumulated, called, input_shape, saved
 from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.proof.apart import Shares, apart, asked, strange
 from hushgrad.clipping.proof.graph import Border
 from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.survey import one_owner_each
@@ -110,12 +112,12 @@ def _read(node: Node, mine: list[Border], sinks: Sequence[Sink], reading: Readin
         share = _share(border, gs, masks, reading, tuple(input_shape(edge)))
         pulling.append(border)
         try:
-            send(edge, *share, sinks, reading.deaf)
+            _send(edge, *share, sinks, reading)
         finally:
             pulling.pop()
 
 
-def send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequence[Sink], deaf: Deaf) -> None:
+def _send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequence[Sink], reading: Reading) -> None:
     """B cotangents at an edge below the frontier, to all sources that are reached from there."""
     if isinstance(share, Routed):
         leaf, share = _straight(edge, share, sinks)
@@ -137,11 +139,21 @@ def send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequen
     inputs = [sink.edge for sink in sinks]
     if not inputs:
         return
-    with deaf():
-        found = pulled([edge], inputs, [share])
+    with reading.deaf():
+        found = _pulled_apart(edge, inputs, share, reading)
     for sink, made in zip(sinks, found, strict=True):
         if made is not None:
             sink.take(made, gross)
+
+
+def _pulled_apart(edge: GradientEdge, inputs: list[GradientEdge], share: Tensor, reading: Reading) -> Shares:
+    return apart(
+        ask=lambda by: pulled([edge], inputs, [share if by == 1 else share * by]),
+        zero=lambda: ~share.reshape(len(share), -1).any(1),
+        wild=lambda: strange(share) | reading.bad().to(share.device),
+        packing=reading.packing,
+        where=edge.node.name(),
+    )
 
 
 def _straight(edge: GradientEdge, share: Routed, sinks: Sequence[Sink]) -> tuple[Node | None, Tensor | Routed]:
@@ -265,33 +277,20 @@ def _looked_up(
 
 
 def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]) -> Tensor:
-    shares = _asked(border, gs, masks, reading.examples, shape)
-    lost = ~shares.reshape(len(shares), -1).isfinite().all(1)  # of a number that stands alone, too
-    if int(lost.sum()) < 2:
-        return shares
-    if reading.packing is None:
-        raise CaptureError(
-            f"A record that is not finite, or overflows, meets {border.node.name()}, which gives no example its own share of it. Bound the "
-            "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
-        )
-    bad = reading.bad().to(shares.device)
-    for g, mask in zip(gs, masks, strict=True):
-        if g is not None and mask is not None:
-            wild = mask.expand(g.shape)[~g.isfinite()]
-            bad[wild[wild >= 0]] = True
-    with reading.packing.finite():
-        again = _asked(border, gs, masks, reading.examples, shape)
-    rows = (lost & ~bad).reshape(-1, *(1 for _ in shape))
-    return torch.where(rows, again.nan_to_num(0.0, 0.0, 0.0), shares)
+    def whose(of: Callable[[Tensor], Tensor]) -> Tensor:
+        found = torch.zeros_like(reading.bad())
+        for g, mask in zip(gs, masks, strict=True):
+            if g is not None and mask is not None:
+                owners = mask.expand(g.shape)[of(g)].to(found.device)
+                found[owners[owners >= 0]] = True
+        return found
 
-
-def _asked(border: Border, gs: Grads, masks: list[Tensor | None], examples: int, shape: tuple[int, ...]) -> Tensor:
-    rows = []
-    for i in range(examples):
-        part = tuple(
-            None if g is None or mask is None else torch.where(mask == i, g, torch.zeros_like(g))
-            for g, mask in zip(gs, masks, strict=True)
-        )
-        raw = called(border.node, part)[border.slot]
-        rows.append(next(g for g in gs if g is not None).new_zeros(shape) if raw is None else raw.sum_to_size(shape))
-    return torch.stack(rows)
+    (made,) = apart(
+        ask=lambda by: (asked(border, [g if g is None or by == 1 else g * by for g in gs], masks, reading.examples, shape),),
+        zero=lambda: ~whose(lambda g: g != 0),
+        wild=lambda: whose(lambda g: ~g.isfinite()) | reading.bad(),
+        packing=reading.packing,
+        where=border.node.name(),
+    )
+    assert made is not None
+    return made

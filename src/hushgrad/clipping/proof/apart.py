@@ -1,0 +1,87 @@
+"""Each example's own part of what a graph makes of cotangents, where the graph knows other examples, too.
+
+It is linear, and another example's part of a cotangent is 0, but 0 * NaN is NaN: a record that is not finite would reach everybody.
+A cotangent of 0 gives 0. Any other is asked for again with what the graph has saved made finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hushgrad.clipping._torch import called
+from hushgrad.clipping.proof.graph import Border
+from hushgrad.clipping.proof.packing import Packing
+from hushgrad.errors import CaptureError
+
+__all__ = ["Shares", "apart", "asked", "strange"]
+
+_FAINT = 2.0**-120  # what is finite times this has overflowed, and has met nothing that is no number
+
+Shares = Sequence[Tensor | None]  # (B, ...) each; None: not reached
+
+
+def strange(rows: Tensor) -> Tensor:
+    """(B,): whose numbers are not all finite."""
+    return ~rows.reshape(len(rows), -1).isfinite().all(1)  # of a number that stands alone, too
+
+
+def asked(
+    border: Border, gs: Sequence[Tensor | None], masks: list[Tensor | None], examples: int, shape: tuple[int, ...]
+) -> Tensor:
+    """A frontier node on each example's part of the cotangents, one after the other."""
+    rows = []
+    for i in range(examples):
+        part = tuple(
+            None if g is None or mask is None else torch.where(mask == i, g, torch.zeros_like(g))
+            for g, mask in zip(gs, masks, strict=True)
+        )
+        raw = called(border.node, part)[border.slot]
+        rows.append(next(g for g in gs if g is not None).new_zeros(shape) if raw is None else raw.sum_to_size(shape))
+    return torch.stack(rows)
+
+
+def apart(
+    ask: Callable[[float], Shares], zero: Callable[[], Tensor], wild: Callable[[], Tensor], packing: Packing | None, where: str
+) -> Shares:
+    """What ``ask`` gives each example, without anything of another one's record.
+
+    Args:
+        ask: B cotangents through the graph, times a factor.
+        zero: whose cotangent is 0.
+        wild: whose cotangent or record is not finite: they keep what they got.
+        packing: makes what the graph has saved finite, if somebody has seen to it.
+        where: the graph, for an error.
+
+    Raises:
+        CaptureError: nobody has, and it is needed.
+    """
+    found = ask(1.0)
+    if not bool((lost := _lost(found)).any()):
+        return found
+    found = [None if t is None else torch.where(_like(lost & zero(), t), torch.zeros_like(t), t) for t in found]
+    lost = _lost(found) & ~wild()
+    lost &= _lost(ask(_FAINT)) if bool(lost.any()) else lost  # the others' are their own, and overflow
+    for bounded in (False, True):
+        if not bool(lost.any()):
+            break
+        if packing is None:
+            raise CaptureError(
+                f"A record that is not finite, or overflows, meets {where}, which gives no example its own share of it. Bound the "
+                "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
+            )
+        with packing.finite(bounded=bounded):
+            again = [t if t is None or not bounded else t.nan_to_num(0.0, 0.0, 0.0) for t in ask(1.0)]
+        found = [a if a is None or b is None else torch.where(_like(lost, a), b, a) for a, b in zip(found, again, strict=True)]
+        lost = lost & _lost(found)
+    return found
+
+
+def _lost(found: Shares) -> Tensor:
+    return torch.stack([strange(t) for t in found if t is not None] or [torch.zeros(1, dtype=torch.bool)]).any(0)
+
+
+def _like(rows: Tensor, t: Tensor) -> Tensor:
+    return rows.to(t.device).reshape(-1, *(1 for _ in t.shape[1:]))
