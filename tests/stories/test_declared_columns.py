@@ -71,6 +71,7 @@ def test_cut_points_that_a_recipe_learns_are_paid_for(tmp_path):
         ("age = {", "agee = {", "agee"),
         ("age = {", "y = {", "leave out the label"),
         ("low = 0, high", "lo = 0, high", "key of column age"),
+        ("low = 0, high = 100", "bounds = [0, 100]", "Bounds are low and high; categories are values"),
         ('label = "y"', 'label = "y"\ndrop = ["note"]', "data.drop"),
         ('label = "y"', 'label = "y"\nbuckets = 8', "data.buckets"),
         ('label = "y"', 'label = "y"\nuser = "job"', "leave out the user"),

@@ -70,7 +70,10 @@ class Codebook(_Facts):
             _check.positive_int(records=self.records)
         if self.kind == "table" and (self.label is None or not self.columns):
             _check.fail(
-                "codebook", self.kind, "to name its label and its columns", "Declare bounds, cuts or values for each column."
+                "codebook",
+                self.kind,
+                "to name its label and its columns",
+                "Declare low and high, cuts or values for each column.",
             )
 
         if self.kind == "images" and (self.height != self.width_of_image or self.height % 4 or self.height < SMALLEST):

@@ -17,7 +17,7 @@ def _parser() -> Parser:
     parser = Parser(
         "advise",
         "Say which features, model, batch, steps, clip norm and learning rate suit a budget, and what to expect.\n"
-        "CODEBOOK is a .toml file with public facts: kind, classes, columns with bounds, cuts or categories. No data are read.",
+        "CODEBOOK is a .toml file with public facts: kind, classes, columns with low and high, cuts or values. No data are read.",
         example="hushgrad advise bank.toml --records 36000 --epsilon 1 --delta 1e-5",
     )
     parser.takes("codebook CODEBOOK", "what is publicly known about the data, in a .toml file")

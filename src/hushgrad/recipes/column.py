@@ -196,6 +196,10 @@ def _number(cell: str) -> float:
         return math.nan
 
 
+_OF_CATEGORY, _OF_NUMBER = ("values", "buckets"), ("cuts", "low", "high", "bins", "scale", "learn")
+_OTHER_WORDS = "Bounds are low and high; categories are values, or buckets where they are not known."
+
+
 def columns_of(tables: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns that a codebook's tables declare: ``{"age": {"cuts": [20, 40]}, "sex": {"values": ["f", "m"]}}``."""
     return tuple(_column(str(name), _check.instance(dict, **{f"column {name}": table})) for name, table in tables.items())
@@ -207,8 +211,9 @@ def _log(x: float) -> float:
 
 def _column(name: str, table: Mapping[str, Any]) -> Column:
     kind = Category if table.keys() & {"values", "buckets"} else Number
-    known = ("values", "buckets") if kind is Category else ("cuts", "low", "high", "bins", "scale", "learn")
+    known = _OF_CATEGORY if kind is Category else _OF_NUMBER
+    remedy = _OTHER_WORDS if table.keys() & {"bounds", "categories"} else ""
     for key in table:
-        _check.one_of(known, **{f"key of column {name}": key})
+        _check.one_of(known, remedy, **{f"key of column {name}": key})
     options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return kind(name=name, **options)
