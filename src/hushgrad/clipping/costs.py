@@ -9,7 +9,6 @@ import torch
 __all__ = [
     "AGAIN",
     "BEYOND",
-    "CLIMBS",
     "CLOCKS",
     "COMPARED",
     "FAR",
@@ -70,9 +69,6 @@ AGAIN = 1000
 TRIES = 8
 # After so many proved lengths with the same layouts, another length between them is not proved before it is used.
 LENGTHS = 3
-# Where what is shared meets the examples is looked for above nodes at which they are apart by chance, so many times: views and softmaxes of
-# a parameter lie between it and the examples.
-CLIMBS = 4
 # Ways to read which inputs hold the examples that are tried at most.
 READINGS = 16
 # The graph of a batch is kept beside that of a few of its examples if it is so many times as large.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hushgrad.clipping.costs import CLIMBS, MUCH, crowd
+from hushgrad.clipping.costs import MUCH, crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.around import around
 from hushgrad.clipping.proof.course import Courses
@@ -253,16 +253,13 @@ def _higher(asks: _Asks, made: Frontier) -> Frontier:
     Below a maximum over positions no two examples may happen to meet: then what is already a sum over the examples looks like rows of
     theirs, to which a loss of another one that is no number comes, too.
     """
-    below, above = frozenset[Trail](), made
-    for _ in range(CLIMBS):
-        chance = frozenset(way for way, layouts in above.ends.items() if ROWS in layouts and not has_formula(*way[-1], layouts))
-        if not chance:
-            break
-        below |= chance
-        try:
-            above = _above(asks, below)
-        except LookupError:
-            return made
+    chance = frozenset(way for way, layouts in made.ends.items() if ROWS in layouts and not has_formula(*way[-1], layouts))
+    if not chance:
+        return made
+    try:
+        above = _above(asks, chance)
+    except LookupError:
+        return made
     return made if any(ROWS in layouts for layouts in above.ends.values()) else above
 
 
