@@ -418,7 +418,7 @@ def test_one_file_has_one_writer_by_whatever_name(tmp_path, name):
 def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "journal"
     _life(path, 3)
-    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 3", b"hushgrad journal 2"))
+    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 4", b"hushgrad journal 3"))
     with pytest.raises(ArgumentError, match=r"another one wrote it.*prior="):
         _life(path, 0)
 
