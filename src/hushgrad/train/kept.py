@@ -1,23 +1,31 @@
-"""What a function keeps between its calls: attributes, closures, globals and lists that it reaches.
+"""What a function knows beside its arguments: all that its code can reach by name, in closures, globals, objects, classes and modules.
 
-A loss that is called with one example at a time cannot see another one, unless it remembers: a centre, a queue, a running mean.
+A loss that is called with one example at a time cannot see another one, unless it remembers (a centre, a queue, a running mean) or reads
+what the loop has set between its calls.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator
+from dis import get_instructions
+from functools import cache, partial
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-__all__ = ["Kept", "Read"]
+__all__ = ["Kept", "binds_data", "made_by"]
 
 _MOST = 2000  # objects that are looked at, the nearest first
 _HOOKS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
+_LIBRARIES = frozenset(("torch", "numpy", "builtins"))  # keep nothing of a run
+_ALL = frozenset(("__dict__", "vars", "setattr", "getattr", "globals"))  # whoever uses these may mean any name
+_OTHER = frozenset(("__init__", "__repr__", "__eq__", "__hash__", "__getstate__", "__setstate__"))  # no part of a call
+
+Names = frozenset[str] | None  # attributes that are looked at; None: all of them
+Reached = tuple[Any, Names]
 
 
 class Kept:
@@ -34,126 +42,173 @@ class Kept:
 
     def __init__(self, fn: Any) -> None:
         self._numbers: list[int] = []
-        self._all: list[Any] = []
+        self._values: list[Any] = []
+        self._all: list[Any] = []  # objects, and how often they were written to
         self._held: list[Any] = []  # alive: another object would get the same id
-        seen, queue = {id(fn)}, deque([fn])
+        queue = deque[Reached]([(fn, frozenset())])
+        seen: set[tuple[int, Names]] = set()
         while queue and len(self._held) < _MOST:
-            value = queue.popleft()
-            self._held.append(value)
-            for one in _inside(value):
-                self._note(one)
-                if id(one) not in seen:
-                    seen.add(id(one))
+            reached = queue.popleft()
+            self._held.append(reached[0])
+            for one in _inside(*reached):
+                self._note(one[0])
+                if (at := (id(one[0]), one[1])) not in seen:
+                    seen.add(at)
                     queue.append(one)
 
     def _note(self, value: Any) -> None:
         if type(value) is int:
             self._numbers.append(value)
         elif isinstance(value, (float, complex, str, bytes, bool)):
-            self._all.append(value)
+            self._values.append(value)
         elif isinstance(value, np.ndarray):
             self._all.append((id(value), hash(value.tobytes())))
-        else:
-            self._all.append((id(value), value._version if type(value) is Tensor else len(_inside(value))))
+        elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+            self._all.append((id(value), len(value)))
+        else:  # what is trained moves by what is released
+            self._all.append((id(value), value._version if type(value) is Tensor else 0))
 
-    def is_still(self, now: Kept, *, calls: int) -> bool:
-        """Whether nothing has changed but whole numbers that count so many calls."""
-        if len(self._numbers) != len(now._numbers) or self._all != now._all:
+    def is_still(self, now: Kept, *, calls: int | None) -> bool:
+        """Whether nothing has changed but whole numbers, which count so many calls; None: whatever they count."""
+        if self._all != now._all or not self.is_like(now) or len(self._numbers) != len(now._numbers):
             return False
-        return all(b - a in (0, calls) for a, b in zip(self._numbers, now._numbers, strict=True))
+        return calls is None or all(b - a in (0, calls) for a, b in zip(self._numbers, now._numbers, strict=True))
+
+    def is_like(self, now: Kept) -> bool:
+        """Whether another function, made by the same code, holds the same numbers and words, except for whole numbers."""
+        return self._values == now._values
 
 
-class Read:
-    """What a plain function reads beside its arguments: tensors, arrays and numbers in its closure, its globals and what was bound to it.
-
-    >>> weight = 1.5
-    >>> def loss(x):
-    ...     return weight * x
-    >>> before = Read(loss)
-    >>> weight = 2.5
-    >>> before == Read(loss)
-    False
-    """
-
-    def __init__(self, fn: Any) -> None:
-        self._bound = list(_leaves(_bound(fn)))
-        self._all = self._bound + list(_leaves(_globals(fn)))
-        self._marks = [_mark(value) for value in self._all]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Read) and self._marks == other._marks
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def binds_data(self) -> bool:
-        """Whether its closure, or what was bound to it, holds a tensor or an array."""
-        return any(isinstance(value, (Tensor, np.ndarray)) for value in self._bound)
+def made_by(fn: Any) -> Any:
+    """What two functions have in common if one line of a program has made them."""
+    while isinstance(fn, (partial, MethodType)):
+        fn = fn.func if isinstance(fn, partial) else fn.__func__
+    return fn.__code__ if isinstance(fn, FunctionType) else type(fn)
 
 
-def _bound(fn: Any) -> list[Any]:
-    if isinstance(fn, partial):
-        return [*fn.args, *fn.keywords.values(), *_bound(fn.func)]
-    return _of_function(fn)[: _cells(fn)] if isinstance(fn, FunctionType) else []
+def binds_data(fn: Any) -> bool:
+    """Whether it holds tensors or arrays, or numbers in its closure or its arguments: of the batch, if it was made for one."""
+    bound: list[Any] = []
+    while isinstance(fn, partial):
+        bound += [*fn.args, *fn.keywords.values()]
+        fn = fn.func
+    if isinstance(fn, FunctionType):
+        bound += [value for value, _ in _cells(fn)]
+    of_object = [value for value, _ in _inside(fn.__self__ if isinstance(fn, MethodType) else fn, None)]
+    numbers = any(type(value) in (int, float, complex) for value in _leaves(bound))
+    return numbers or any(
+        isinstance(v, (Tensor, np.ndarray)) and type(v) is not nn.Parameter for v in _leaves([*bound, *of_object])
+    )
 
 
-def _globals(fn: Any) -> list[Any]:
-    fn = fn.func if isinstance(fn, partial) else fn
-    return _of_function(fn)[_cells(fn) :] if isinstance(fn, FunctionType) else []
-
-
-def _cells(fn: FunctionType) -> int:
-    return len(fn.__closure__ or ())
-
-
-def _leaves(values: Iterable[Any]) -> Iterable[Any]:
-    """Numbers, tensors and arrays, in plain containers too. What is trained moves by what is released."""
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (list, tuple, dict)):
             yield from _leaves(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, (float, complex, np.ndarray, Tensor)) and not isinstance(value, nn.Parameter):
+        else:
             yield value
 
 
-def _mark(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return id(value), hash(value.tobytes())
-    return (id(value), value._version) if isinstance(value, Tensor) else value
-
-
-def _inside(value: Any) -> list[Any]:
-    """What an object holds, as far as a function may write to it."""
+def _inside(value: Any, names: Names) -> list[Reached]:
+    """What an object holds, as far as code that uses these names may read it or write to it."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return list(value)
+        return [(one, names) for one in value]
     if isinstance(value, dict):
-        return list(value.values())
+        return [(one, names) for one in value.values()]
     if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
+        return _method(value.__func__, value.__self__)
     if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
+        return [(one, names) for one in (value.func, value.args, value.keywords)]
     if isinstance(value, FunctionType):
         return _of_function(value)
-    if isinstance(value, (Tensor, np.ndarray, ModuleType, type)):
+    if isinstance(value, (Tensor, np.ndarray)):
         return []
-    hooks: Iterable[str] = _HOOKS if isinstance(value, nn.Module) else ()
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
-    own = [getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)]
-    return own + [v for name, v in getattr(value, "__dict__", {}).items() if name not in hooks]
+    if isinstance(value, ModuleType):
+        return [] if _is_library(value.__name__) else [(v, names) for n, v in vars(value).items() if names and n in names]
+    return _of_class(value, names, value) if isinstance(value, type) else _of_object(value, names)
 
 
-def _of_function(fn: FunctionType) -> list[Any]:
-    if (fn.__module__ or "").split(".")[0] == "torch":
+def _of_object(value: Any, names: Names) -> list[Reached]:
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    if isinstance(value, nn.Module):
+        own = {**{n: v for n, v in own.items() if n not in _HOOKS}, **own["_buffers"], **own["_modules"]}
+        names = None if _is_library(type(value).__module__) else names
+    found = [(v, names) for n, v in own.items() if names is None or n in names]
+    return found + _of_class(type(value), names, value)
+
+
+def _of_class(kind: type, names: Names, of: Any) -> list[Reached]:
+    """What stands in a class and those above it; of functions, what they use of the object or class ``of``."""
+    found: list[Reached] = []
+    for one in kind.__mro__:
+        if _is_library(one.__module__):
+            continue
+        for name, value in list(vars(one).items()):
+            called = name == "forward" or (name.startswith("__") and isinstance(value, FunctionType) and name not in _OTHER)
+            if called or names is None or name in names:
+                found += _member(value, names, of, called=called)
+    return found
+
+
+def _member(value: Any, names: Names, of: Any, *, called: bool) -> list[Reached]:
+    if isinstance(value, MemberDescriptorType):  # a slot, perhaps empty
+        return [(getattr(of, value.__name__, None), names)] if not isinstance(of, type) else []
+    if isinstance(value, GetSetDescriptorType):
         return []
-    cells = []
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
+    if isinstance(value, FunctionType):
+        return _method(value, of) if called or names is not None else []
+    return [(value, names)]
+
+
+def _method(fn: Any, of: Any) -> list[Reached]:
+    return [(fn, None), (of, _names(fn.__code__))] if isinstance(fn, FunctionType) else [(of, None)]
+
+
+def _of_function(fn: FunctionType) -> list[Reached]:
+    if _is_library(fn.__module__):
+        return []
+    names, used = _names(fn.__code__), _globals(fn.__code__)
+    named = [fn.__globals__[name] for name in used if name in fn.__globals__]
+    return [*_cells(fn), *((v, names) for v in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), vars(fn), *named))]
+
+
+def _cells(fn: FunctionType) -> list[Reached]:
+    cells: list[Reached] = []
     for cell in fn.__closure__ or ():
         try:
-            cells.append(cell.cell_contents)
+            cells.append((cell.cell_contents, _names(fn.__code__)))
         except ValueError:  # not set yet
             continue
-    named = [fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__]
-    return [*cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), vars(fn), *named]
+    return cells
 
 
-def _names(code: CodeType) -> list[str]:
-    """Of globals, in what is inside of it, too."""
-    return [*code.co_names, *(name for inner in code.co_consts if isinstance(inner, CodeType) for name in _names(inner))]
+@cache
+def _names(code: CodeType) -> Names:
+    """That code uses, inside of it too; strings are names for ``getattr`` and its like."""
+    found = frozenset(code.co_names) | frozenset(_strings(code.co_consts))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= _names(inner) or _ALL
+    return None if found & _ALL else found
+
+
+@cache
+def _globals(code: CodeType) -> tuple[str, ...]:
+    """Names that code looks for among globals, inside of it too."""
+    found = {i.argval for i in get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    found |= {*_strings(code.co_consts)} if "globals" in found else set()
+    for inner in code.co_consts:
+        found.update(_globals(inner) if isinstance(inner, CodeType) else ())
+    return tuple(sorted(found))
+
+
+def _strings(values: Iterable[Any]) -> Iterator[str]:
+    return (value for value in _leaves(values) if isinstance(value, str))
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").split(".")[0] in _LIBRARIES

@@ -20,7 +20,7 @@ from hushgrad import _check
 from hushgrad.clipping.there import filled
 from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.train.arguments import Arguments, only, ordinary, rows_of
-from hushgrad.train.kept import Kept, Read
+from hushgrad.train.kept import Kept, binds_data, made_by
 from hushgrad.train.losses import Losses
 from hushgrad.train.tried import Constant, aside
 
@@ -44,8 +44,9 @@ class PrivateLoss:
         self._fn, self._losses = fn, losses
         self._compared = per_example  # the user says that the mean over single examples is what is meant
         self._by_loop = False
-        self._read = Read(fn)
-        if losses.handed.is_open and self._read.binds_data:  # made for this batch, perhaps of it
+        self._kept = Kept(fn)
+        earlier = losses.known.setdefault(made_by(fn), self._kept)
+        if losses.handed.is_open and (binds_data(fn) or not earlier.is_like(self._kept)):  # made for this batch, perhaps of it
             losses.vouched = True
 
     def __call__(self, *args: Any) -> Tensor:
@@ -53,11 +54,17 @@ class PrivateLoss:
         examples = self._losses.examples
         if examples is None:
             raise ArgumentError("Expected a batch of private.loader(): a loss of other data has no place in a private step.")
-        read, self._read = self._read, Read(self._fn)
-        self._losses.vouched = self._losses.vouched or read != self._read  # what it reads beside them may be of the batch
-        if any(isinstance(arg, nn.Module) for arg in args):
-            return self._of_batch(args, examples)
-        return self._losses.covered(self._of_outputs(args, examples))
+        self._look(calls=1)  # what it reads beside them may be of the batch
+        of_batch = any(isinstance(arg, nn.Module) for arg in args)
+        made = self._of_batch(args, examples) if of_batch else self._losses.covered(self._of_outputs(args, examples))
+        self._look(calls=None)
+        return made
+
+    def _look(self, *, calls: int | None) -> None:
+        """Whether something has changed that the function knows beside its arguments; whoever has changed it, the user vouches for it."""
+        if not self._losses.vouched:
+            before, self._kept = self._kept, Kept(self._fn)
+            self._losses.vouched = not before.is_still(self._kept, calls=calls)
 
     # Of outputs and targets: the function is called with one example at a time, so it cannot see another one ---------------------
 
@@ -86,11 +93,9 @@ class PrivateLoss:
 
     def _watched(self, evaluate: Callable[[], Tensor], *, calls: int) -> Tensor:
         """The losses; where the function keeps something, one example may be in another's loss, and the user vouches for it."""
-        if self._losses.vouched:
-            return evaluate()
-        before = Kept(self._fn)
+        self._look(calls=None)  # it may have been tried
         made = evaluate()
-        self._losses.vouched = self._losses.vouched or not before.is_still(Kept(self._fn), calls=calls)
+        self._look(calls=calls)
         return made
 
     def _reduced(self, losses: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class Losses:
         self.padding = 0  # of them, at the end, that do not count
         self.fixed = False  # all passes have one shape
         self.vouched = False
+        self.known: dict[Any, Any] = {}  # what the first function of a line of the program held
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
         self._covered = 0
