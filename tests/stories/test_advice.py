@@ -137,11 +137,44 @@ def test_less_time_means_fewer_steps():
         "kind = 'tabel'\nclasses = ['a', 'b']",
         "kind = 'text'\nclasses = ['a']",
         "kind = 'text'\nclasses = ['a', 'b']\ncolour = 1",
+        *(
+            BOOK.replace('label = "y"', f'label = "y"\n{more}')
+            for more in ('header = "yes"', "delimiter = ';;'", "delimiter = 5", "user = 'y'")
+        ),
+        BOOK.replace('label = "y"', "label = 3"),
     ],
 )
 def test_a_codebook_that_is_not_understood_is_refused(tmp_path, text):
     with pytest.raises(ArgumentError):
         read_codebook(book(tmp_path, text))
+
+
+def test_an_epsilon_out_of_reach_is_told_so_in_words_of_the_question(tmp_path, capsys):
+    assert main(["advise", book(tmp_path), "--records", "600", "--epsilon", "1e-9", "--delta", "1e-200"]) == 2
+    assert "epsilon=1e-09 to be within reach at delta=1e-200" in capsys.readouterr().err
+    assert main(["advise", book(tmp_path), "--records", "600", "--epsilon", "1e-3", "--delta", "1e-5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expected_gap_points"] == 100
+
+
+def test_the_same_words_and_resume_go_on_with_the_run_that_they_began(tmp_path, capsys, monkeypatch):
+    words = auto(tmp_path, table(tmp_path, rows=200), LEARNED, "--set", "run.checkpoint_every=5")
+    with monkeypatch.context() as broken:
+        broken.setattr("hushgrad.recipes.session.save_model", _out_of_room)
+        assert main(words) == 2
+    assert main([*words, "--epsilon", "2", "--resume"]) == 2
+    assert "recipe" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+    assert "(1, 1e-05)-DP" in capsys.readouterr().out
+
+
+def _out_of_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("rate", ["1e40", "-1e40", "1" + 40 * "0", "nan"])
+def test_a_rate_that_single_precision_does_not_hold_is_refused_before_a_step(tmp_path, capsys, rate):
+    assert main(auto(tmp_path, table(tmp_path, rows=50), BOOK, "--set", f"optimizer.lr={rate}")) == 2
+    assert "Expected lr=" in capsys.readouterr().err
 
 
 def test_the_number_of_records_is_asked_for(tmp_path, capsys):

@@ -122,12 +122,15 @@ def certified_calibration(
     if math.isnan(found):
         least = f"the least that is reachable is epsilon={at_most(min(question.seen.values()), 6)}"
         if bracket is None:
-            raise ArgumentError(f"Expected an x that meets epsilon={budget.epsilon}, but {least}. Allow more epsilon or do less.")
+            remedy = "Allow more epsilon or a larger delta, or do less."
+            raise ArgumentError(
+                f"Expected epsilon={budget.epsilon} to be within reach at delta={budget.delta}: {least}. {remedy}"
+            )
         where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={budget.epsilon}"
         raise ArgumentError(f"Expected {where}, but {least}. Allow more epsilon, do less, or look elsewhere.")
     if neighbour is None and bracket is None:
         raise ArgumentError(
-            f"Expected epsilon={budget.epsilon} to need some x, but every x down to {low:g} or up to {high:g} meets it. "
+            f"Expected epsilon={budget.epsilon} to ask for something, but every value from {low:g} to {high:g} meets it. "
             "Lower delta: it may be no smaller than the probability to take part at all."
         )
     return Calibration(

@@ -16,6 +16,7 @@ from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.patches import SMALLEST
 from hushgrad.recipes.recipe_file import read_toml
+from hushgrad.recipes.table_file import require_form
 from hushgrad.recipes.text_features import TextFeatures
 
 _KINDS = ("table", "text", "images")
@@ -66,6 +67,7 @@ class Codebook(_Facts):
         if len(classes) < 2 or len(set(classes)) < len(classes):
             _check.fail("classes", self.classes, "to be the names of at least two classes")
         object.__setattr__(self, "classes", classes)
+        require_form(header=self.header, delimiter=self.delimiter, label=self.label, user=self.user)
         if self.records is not None:
             _check.positive_int(records=self.records)
         if self.kind == "table" and (self.label is None or not self.columns):

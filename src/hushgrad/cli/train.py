@@ -69,7 +69,7 @@ def _require_auto(options: argparse.Namespace) -> None:
     if options.auto and options.plan is not None:
         raise UsageError("--auto makes a plan of its own: leave --plan out, or train by a recipe.")
     missing = [name for name in ("recipe", "data", "epsilon", "delta") if vars(options)[name] is None]
-    if options.auto and not options.resume and missing:
+    if options.auto and missing and not (options.resume and options.recipe is None):
         raise UsageError(
             "--auto needs a codebook, --data, --epsilon and --delta: hushgrad train bank.toml --auto --data bank.csv ..."
         )
@@ -97,7 +97,7 @@ def _changes(options: argparse.Namespace) -> list[str]:
 
 
 def _recipe(options: argparse.Namespace) -> Recipe | None:
-    if options.auto and not options.resume:
+    if options.auto and options.recipe is not None:  # with --resume too: it has to be that of the interrupted run
         return _automatic(options)
     changes = _changes(options)
     if not (options.recipe or options.set or options.data or changes or options.ledger or options.plan):

@@ -22,7 +22,7 @@ from hushgrad import _check
 from hushgrad._value import LATER
 from hushgrad.recipes.column import Column, Number
 from hushgrad.recipes.learning import LearningEncoder
-from hushgrad.recipes.table_file import Records, cells_of, read_cells
+from hushgrad.recipes.table_file import Records, cells_of, read_cells, require_form
 
 __all__ = ["Columns", "crossed"]
 
@@ -56,6 +56,7 @@ class Columns(LearningEncoder):
         for role, name in (("label", self.label), ("user", self.user)):
             if name in names:
                 _check.fail("columns", names, f"to leave out the {role}, {name!r}: it is not there when the model is used")
+        require_form(header=self.header, delimiter=self.delimiter, label=self.label, user=self.user)
         _check.positive(noise_multiplier=self.noise_multiplier)
         object.__setattr__(self, "crosses", crossed(self.crosses, self.columns))
 

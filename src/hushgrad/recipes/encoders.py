@@ -22,7 +22,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad._value import LATER, Value
 from hushgrad.recipes.files import files_of_classes, lines, read_npy, read_npz, utf8
-from hushgrad.recipes.table_file import Records, cells_of, read_cells
+from hushgrad.recipes.table_file import Records, cells_of, read_cells, require_form
 
 WORD_BUCKETS = 4096
 
@@ -67,8 +67,7 @@ class TableEncoder(Encoder):
         _check.positive_int(buckets=self.buckets)
         for name in self.numbers:
             _check.one_of(self.columns, **{"name in numbers": name})
-        if len(self.delimiter) != 1:
-            _check.fail("delimiter", self.delimiter, "to be one character")
+        require_form(header=self.header, delimiter=self.delimiter, label=self.label, user=self.user)
 
     def __call__(self, rows: Sequence[Any]) -> Tensor:
         """One row of ``len(columns) + buckets`` numbers for each record: cells in the columns' order, or a mapping by name."""

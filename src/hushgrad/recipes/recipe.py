@@ -25,6 +25,7 @@ from hushgrad.recipes.models import MODELS
 from hushgrad.recipes.planned import from_table, relation_of, workload_of
 from hushgrad.train.plan import Plan
 
+_LARGEST = torch.finfo(torch.float32).max
 _METHODS: dict[str, Callable[..., Plan]] = {"dpsgd": Plan.dpsgd, "dpftrl": Plan.dpftrl, "dpgd": Plan.dpgd}
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -191,8 +192,10 @@ class Recipe:
         """The optimizer over all trainable parameters."""
         options = {key: value for key, value in self.optimizer.items() if key not in ("name", "schedule")}
         for key, value in options.items():
-            if isinstance(value, (float, str)):
-                _check.number("", **{key: value})  # torch would train with nan, and spend the budget on it
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+                number = _check.number("", **{key: value})  # torch would train with nan, and spend the budget on it
+                if abs(number) > _LARGEST:
+                    _check.fail(key, value, f"to be a number of single precision, at most {_LARGEST:.3g}")
         kind = _OPTIMIZERS[self.optimizer["name"]]
         require_known(options, list(inspect.signature(kind).parameters)[1:], "[optimizer]")
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,23 @@ def cells_of(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
     return listed
 
 
+def require_form(*, header: bool, delimiter: str, label: str | None = None, user: str | None = None) -> None:
+    """How a table is written, and which columns say whose a row is and of which class.
+
+    Raises:
+        ArgumentError: for what is none of that, whoever declared it: a recipe, a codebook, a model file.
+    """
+    _check.flag(header=header)
+    if len(_check.instance(str, delimiter=delimiter)) != 1 or delimiter in '"\r\n':
+        _check.fail("delimiter", delimiter, "to be one character, and neither a quotation mark nor the end of a line")
+    for role, name in (("label", label), ("user", user)):
+        _check.optional(
+            partial(_check.instance, str, "Give the column's name; without a header that is its position, '0' the first.")
+        )(**{role: name})
+    if label is not None and label == user:
+        _check.fail("user", user, "to be another column than the label", "It says whose a record is.")
+
+
 def read_cells(
     path: Path, columns: tuple[str, ...], *, header: bool, delimiter: str, label: str | None, user: str | None
 ) -> Records:
@@ -49,7 +67,11 @@ def read_cells(
         titles = list(columns)  # the same table without its label
     missing = [name for name in columns if name not in titles]
     if missing:
-        remedy = "Is it separated otherwise? Say delimiter." if len(titles) == 1 else ""
+        remedy = "Its first line is taken for their names: a file without such a line is read with header = false."
+        if not header:
+            remedy = f"Without a header they are named by position, from '0' to '{len(titles) - 1}'."
+        elif len(titles) == 1:
+            remedy = "Is it separated otherwise? Say delimiter."
         _check.fail(
             "file", str(path), f"to have the columns that are declared or were trained on; it lacks {', '.join(missing)}", remedy
         )
@@ -64,8 +86,7 @@ def read_cells(
 
 def read_table(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], list[list[str]]]:
     """The titles (or positions) of a CSV file's columns, and its rows, which all have as many cells."""
-    if len(delimiter) != 1:
-        _check.fail("delimiter", delimiter, "to be one character")
+    require_form(header=header, delimiter=delimiter)
     text = (line + "\n" for line in lines(path, exact=True))
     # Strict: a row with a quotation mark left open would else take all rows after it into its last cell.
     reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
