@@ -132,3 +132,52 @@ def test_places_that_are_taken_in_turn_are_noticed(mesh, places):
         x, y = _data(8, seed)
         with pytest.raises(NotIsolated):
             _released(_sharded(_Capacity(places), mesh), x.where(torch.tensor(seed > 0), x.abs()), y, 0.1)
+
+
+class _Bare(nn.Module):
+    """Owns a parameter itself, beside its layers, and perhaps asks for a value."""
+
+    def __init__(self, *, asks: bool) -> None:
+        super().__init__()
+        self.own, self.inner, self.out, self.asks = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 6), nn.Linear(6, 4), asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 1.0 + 0.0 * float(x.detach().sum()) if self.asks else 1.0
+        return self.out(self.inner(x @ self.own).tanh()) * factor
+
+
+def _weights_after_a_step(model: nn.Module, data: TensorDataset) -> Tensor:
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    plan = Plan.dpgd(noise_multiplier=1e-9, delta=1e-5, dataset_size=6, steps=2, max_grad_norm=0.5)
+    private = make_private(model, optimizer, plan, seed=0)
+    loss = private.loss(F.cross_entropy)
+    try:
+        for x, y in private.loader(data):
+            loss(model(x), y).backward()
+            optimizer.step()
+    finally:
+        private.detach()
+    whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in params)
+    return torch.cat([p.detach().flatten() for p in whole])
+
+
+def test_a_sharded_module_that_owns_parameters_is_read_as_a_whole_one(mesh):
+    """A hook of the run's own losses failed inside of vmap; the pass inside of the pass that came instead read freed memory."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    data, made = TensorDataset(torch.randn(6, 6), torch.randint(4, (6,))), []
+    for sharded in (False, True):
+        torch.manual_seed(1)
+        model = _Bare(asks=False)
+        made.append(_weights_after_a_step(fully_shard(model, mesh=mesh) if sharded else model, data))
+    torch.testing.assert_close(made[1], made[0], rtol=0, atol=1e-5)
+
+
+def test_one_that_asks_for_values_is_refused_before_it_reads_freed_memory(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    data = TensorDataset(torch.randn(6, 6), torch.randint(4, (6,)))
+    with pytest.raises(CaptureError, match="sharded by fully_shard itself"):
+        _weights_after_a_step(fully_shard(_Bare(asks=True), mesh=mesh), data)

@@ -201,6 +201,8 @@ def _one_by_one(layer: _Layer, batched: list[bool]) -> Gradients:
             _by_autograd(layer, layer.row(layer.leaves, batched, i), tuple(row(g, i) for g in layer.grads))
             for i in range(layer.examples)
         ]
+    except CaptureError:
+        raise
     except RuntimeError as error:
         raise CaptureError(
             f"{type(layer.module).__name__} owns parameters, has no rule of its own, and cannot be repeated for single examples: {error} "
@@ -211,6 +213,13 @@ def _one_by_one(layer: _Layer, batched: list[bool]) -> Gradients:
 
 def _by_autograd(layer: _Layer, leaves: list[Any], grads: tuple[Tensor | None, ...]) -> Gradients:
     """The gradient of all examples in ``leaves`` together."""
+    if any(
+        hasattr(part, "unshard") for part in layer.module.modules()
+    ):  # the end of a backward pass inside frees what is gathered
+        raise CaptureError(
+            f"{type(layer.module).__name__} owns parameters, is sharded by fully_shard itself, and cannot be repeated for all examples at "
+            "once. Move these parameters into a module of their own, or leave out what asks for values in its forward (.item(), if)."
+        )
     with torch.enable_grad():
         trained = {name: p.clone().requires_grad_() for name, p in layer.trained.items()}
         made = [(y, g) for y, g in zip(layer.outputs(trained, leaves), (g for g in grads if g is not None), strict=True)]
