@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dis import get_instructions
 from functools import cache, partial
+from pathlib import Path
+from sys import modules, stdlib_module_names
+from sysconfig import get_paths
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -20,7 +23,7 @@ __all__ = ["Kept", "binds_data", "made_by"]
 
 _MOST = 2000  # objects that are looked at, the nearest first
 _HOOKS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
-_LIBRARIES = frozenset(("torch", "numpy", "builtins"))  # keep nothing of a run
+_INSTALLED = tuple(Path(get_paths()[name]).resolve() for name in ("purelib", "platlib"))  # where packages are that others wrote
 _ALL = frozenset(("__dict__", "vars", "setattr", "getattr", "globals"))  # whoever uses these may mean any name
 _OTHER = frozenset(("__init__", "__repr__", "__eq__", "__hash__", "__getstate__", "__setstate__"))  # no part of a call
 
@@ -211,4 +214,13 @@ def _strings(values: Iterable[Any]) -> Iterator[str]:
 
 
 def _is_library(module: str | None) -> bool:
-    return (module or "").split(".")[0] in _LIBRARIES
+    return _is_installed((module or "").split(".")[0])
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    """Whether it came with Python or by its installer: then its code keeps nothing of a run, but for what its objects hold."""
+    if package in stdlib_module_names and package != "__main__":
+        return True
+    file = vars(modules.get(package, object)).get("__file__")
+    return file is not None and any(place in Path(file).resolve().parents for place in _INSTALLED)
