@@ -1,4 +1,4 @@
-"""A second look at what an experiment left undecided: pairs of runs on fresh seeds, as many as were fixed beforehand."""
+"""Another look at what an experiment left undecided: pairs of runs on fresh seeds, as many as were fixed beforehand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hushgrad.experiments.base import Claim, Context, Findings, Table
 from hushgrad.experiments.picture import panel
 from hushgrad.experiments.training import gain, mean_and_error
 
-FRESH = 101  # the first of the second look's seeds: the first look's are smaller
+FRESH, FRESHER = 101, 1001  # the first seeds of a second and of a third look: those of the looks before are smaller
 
 
 class Run(NamedTuple):
@@ -30,7 +30,9 @@ class Look(NamedTuple):
     judge: Callable[[Sequence[float], Sequence[float]], Claim]
 
 
-def second_look(context: Context, looks: Sequence[Look], value: Callable[[Run, int], float], unit: str) -> Findings:
+def second_look(
+    context: Context, looks: Sequence[Look], value: Callable[[Run, int], float], unit: str, *, fresh: int = FRESH
+) -> Findings:
     """Each run on fresh seeds alone, compared seed by seed; a run of two comparisons is made once.
 
     Args:
@@ -38,6 +40,7 @@ def second_look(context: Context, looks: Sequence[Look], value: Callable[[Run, i
         looks: what is compared.
         value: what a run gives with a seed.
         unit: what this value is, for the page.
+        fresh: the first seed, beyond those of earlier looks.
     """
     wanted: dict[Run, int] = {}
     for look in looks:
@@ -45,16 +48,16 @@ def second_look(context: Context, looks: Sequence[Look], value: Callable[[Run, i
             wanted[run] = max(wanted.get(run, 0), look.seeds)
     values: dict[Run, list[float]] = {run: [] for run in wanted}
     for run, seed in context.track([(run, seed) for run, count in wanted.items() for seed in range(count)], "fresh seeds"):
-        values[run].append(value(run, context.seed + FRESH + seed))
+        values[run].append(value(run, context.seed + fresh + seed))
     pairs = [(values[look.better][: look.seeds], values[look.worse][: look.seeds]) for look in looks]
     return Findings(
         claims=tuple(look.judge(*pair) for look, pair in zip(looks, pairs, strict=True)),
         tables=(_table(looks, pairs, unit),),
-        draw=lambda figure: _draw(figure, looks, [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs], unit),
+        draw=lambda figure: _draw(figure, looks, [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs], unit, fresh),
         caption=f"Differences in {unit}, seed by seed; the line is their mean, the band two standard errors.",
         data={
             "values": {f"{r.method}, {at_most(r.epsilon, 6)}": v for r, v in values.items()},
-            "first seed": context.seed + FRESH,
+            "first seed": context.seed + fresh,
         },
     )
 
@@ -66,8 +69,8 @@ def _table(looks: Sequence[Look], pairs: Sequence[tuple[list[float], list[float]
             rows.append((run.method, run.epsilon, run.rate, look.seeds, _cell(mean_and_error(values))))
         rows.append((f"{look.better.method} minus {look.worse.method}", "", "", look.seeds, _cell(gain(*pair))))
     return Table(
-        title=f"{unit[0].upper()}{unit[1:]}, mean ± standard error over fresh seeds; how many was fixed before the run, from the first "
-        "look's paired differences",
+        title=f"{unit[0].upper()}{unit[1:]}, mean ± standard error over fresh seeds; how many was fixed before the run, from the "
+        "paired differences of the look before",
         columns=("method", "eps", "step size (the first look's choice)", "seeds", unit),
         rows=tuple(rows),
     )
@@ -77,7 +80,7 @@ def _cell(value: tuple[float, float]) -> str:
     return f"{value[0]:.3f} ± {value[1]:.3f}"
 
 
-def _draw(figure: Any, looks: Sequence[Look], differences: Sequence[list[float]], unit: str) -> None:
+def _draw(figure: Any, looks: Sequence[Look], differences: Sequence[list[float]], unit: str, fresh: int) -> None:
     places = figure.add_gridspec(1, len(looks))
     for place, look, values in zip(places, looks, differences, strict=True):
         one, other = (f"{run.method} (eps = {at_most(run.epsilon, 6)})" for run in look[:2])
@@ -86,4 +89,4 @@ def _draw(figure: Any, looks: Sequence[Look], differences: Sequence[list[float]]
         axes.axhspan(mean - 2 * error, mean + 2 * error, color="0.9")
         axes.axhline(mean, color="0.4")
         axes.axhline(0.0, color="0.0", linewidth=0.8)
-        axes.plot(range(FRESH, FRESH + len(values)), values, "o", markersize=4 if len(values) < 50 else 2)
+        axes.plot(range(fresh, fresh + len(values)), values, "o", markersize=4 if len(values) < 50 else 2)
