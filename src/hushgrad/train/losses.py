@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping._torch import is_transformed, memory_of
+from hushgrad.clipping._torch import memory_of, transform
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
@@ -273,7 +273,7 @@ class _Hook:
         self._model, self._passed = model, passed
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._passed is not None and module is self._model and torch.is_grad_enabled() and not is_transformed():
+        if self._passed is not None and module is self._model and torch.is_grad_enabled() and transform() is None:
             self._passed(args, kwargs, output)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:

@@ -213,9 +213,8 @@ def _one_by_one(layer: _Layer, batched: list[bool]) -> Gradients:
 
 def _by_autograd(layer: _Layer, leaves: list[Any], grads: tuple[Tensor | None, ...]) -> Gradients:
     """The gradient of all examples in ``leaves`` together."""
-    if any(
-        hasattr(part, "unshard") for part in layer.module.modules()
-    ):  # the end of a backward pass inside frees what is gathered
+    # Of what fully_shard has gathered, the end of a backward pass inside would free it.
+    if any(hasattr(part, "unshard") for part in layer.module.modules()):
         raise CaptureError(
             f"{type(layer.module).__name__} owns parameters, is sharded by fully_shard itself, and cannot be repeated for all examples at "
             "once. Move these parameters into a module of their own, or leave out what asks for values in its forward (.item(), if)."
