@@ -13,7 +13,7 @@ from torch import nn
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.costs import MANY, crowd
 from hushgrad.clipping.layout import Kind, Layout
-from hushgrad.clipping.proof import sealing, tags
+from hushgrad.clipping.proof import seal_runs, tags
 from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
@@ -163,15 +163,15 @@ def test_crowds_of_large_outputs_are_small_and_larger_batches_are_proved() -> No
 
 
 def test_a_difference_in_one_row_of_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "_AT_ONCE", 8)  # some rows after the others
+    monkeypatch.setattr(seal_runs, "_AT_ONCE", 8)  # some rows after the others
     torch.manual_seed(0)
     x = torch.randn(12, 4)
     where, every = (Layout(Kind.DIM), 12), torch.arange(12)
     order = torch.randperm(12)
-    assert sealing._alike(x, x[order], order, every, where, where)
+    assert seal_runs._alike(x, x[order], order, every, where, where)
     y = x[order].clone()
     y[11, 3] += 0.1
-    assert not sealing._alike(x, y, order, every, where, where)
+    assert not seal_runs._alike(x, y, order, every, where, where)
     small = x.clone()
     small[3] *= 1e-9  # beside the largest of all rows, not of its own: rounding
-    assert sealing._alike(small, small + 1e-8 * (every == 3).unsqueeze(1), every, every, where, where)
+    assert seal_runs._alike(small, small + 1e-8 * (every == 3).unsqueeze(1), every, every, where, where)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat, runs
-from hushgrad.clipping.proof.zeros import lifted
+from hushgrad.clipping.proof.changed_weights import lifted
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 
 WIDTH = 6

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.clipping import Adaptive, PerLayer
-from hushgrad.clipping.proof import beside
+from hushgrad.clipping.proof import untrained_tensors
 from hushgrad.denoise import Laplacian
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.noise import BLT
@@ -500,8 +500,8 @@ def test_what_a_table_owes_is_looked_for_once(monkeypatch):
     model = _model()
     private = make_private(model, _sgd(model), _plan(), key=KEY, lazy_tables=True)
     searched = []
-    held = beside._held
-    monkeypatch.setattr(beside, "_held", lambda tensors: searched.append(len(tensors)) or held(tensors))
+    held = untrained_tensors._held
+    monkeypatch.setattr(untrained_tensors, "_held", lambda tensors: searched.append(len(tensors)) or held(tensors))
     for examples in (4, 5, 6, 7):  # each is proved
         model(_data()[:examples][0]).sum().backward()
         private.optimizer.step()

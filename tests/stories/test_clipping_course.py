@@ -12,7 +12,7 @@ from test_clipping_neighbours import REFUSED, SEEDS, C, Sorted, Two, clipped, dr
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.proof.quiet import draw_from, host_draws
+from hushgrad.clipping.proof.fixed_randomness import draw_from, host_draws
 from hushgrad.errors import NotIsolated
 
 # Numbers that the forward looks for -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from test_clipping_neighbours import clipped
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.proof.zeros import beyond
+from hushgrad.clipping.proof.changed_weights import beyond
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 

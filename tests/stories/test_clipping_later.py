@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.proof.beside import Beside
+from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 from hushgrad.errors import CaptureError, NotIsolated
 
 _NOW = {"factor": 0.0, "shift": 0}  # in nobody's attributes
@@ -231,7 +231,7 @@ def test_a_tensor_that_has_let_go_of_its_memory_is_not_read():
     model = nn.Linear(3, 2)
     model.held = [torch.ones(5), torch.ones(200)]
     model.register_buffer("gone", torch.ones(7))
-    beside = Beside()
+    beside = UntrainedTensors()
     beside.look(model, [vars(model)])
     there = beside.kinds()
     for t in (*model.held, model.gone):

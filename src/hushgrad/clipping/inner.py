@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping._torch import packing_on, retains
-from hushgrad.clipping.proof.packing import Packing
+from hushgrad.clipping.proof.saved_tensors import Packing
 
 __all__ = ["Inner"]
 

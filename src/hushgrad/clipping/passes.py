@@ -11,13 +11,13 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import eagerly
 from hushgrad.clipping.layout import Kind
-from hushgrad.clipping.proof.given import floats
+from hushgrad.clipping.proof.input_variants import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
 from hushgrad.clipping.proof.live import Reader
-from hushgrad.clipping.proof.seen import not_again
 from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Known, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
+from hushgrad.clipping.proof.survey_notes import not_again
 from hushgrad.clipping.proof.trials import Trials
 from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError, NotIsolated

@@ -27,10 +27,10 @@ from hushgrad.clipping._torch import (
 )
 from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Passes, is_evaluation
-from hushgrad.clipping.proof.course import Course, Dispatch
+from hushgrad.clipping.proof.call_trace import CallTrace, Dispatch
+from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws
 from hushgrad.clipping.proof.inputs import data_of, leaves
-from hushgrad.clipping.proof.packing import Packing
-from hushgrad.clipping.proof.quiet import Draws, host_draws
+from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import NATIVE, Structure
 from hushgrad.clipping.site import Call
@@ -47,7 +47,7 @@ class Pass:
 
     packing: Packing | None = None
     fast: bool | None = None  # attention's fast path, as it was
-    course: Course | None = None
+    course: CallTrace | None = None
     dispatch: Dispatch | None = None
     nodes = 0
     draws: Draws | None = None  # where it began to draw, of a model that draws from other generators than torch's
@@ -71,7 +71,7 @@ class Pass:
             self.fast = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
         if watched:
-            self.course = Course()
+            self.course = CallTrace()
             push_mode(self.course)
             if self.structure is not None and self.structure.dispatched:
                 self.dispatch = Dispatch()
@@ -217,6 +217,6 @@ class Root(Passes):
 
 def _aside() -> Pass:
     here = Pass((), 0, [], fresh=True)
-    here.is_aside, here.course = True, Course()
+    here.is_aside, here.course = True, CallTrace()
     push_mode(here.course)
     return here

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hushgrad._widest import widest
+from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
 from hushgrad.clipping.proof.inputs import tensors_in
-from hushgrad.clipping.proof.quiet import Quiet
 
 __all__ = ["Batch", "Run", "detached", "largest", "run_turned", "run_with_others", "same", "traced_run", "with_squares_shared"]
 
@@ -152,7 +152,7 @@ def run_turned(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> list[
         axis = batch.axis(t)
         return t if axis is None else t.flip(axis)
 
-    with torch.no_grad(), Quiet():
+    with torch.no_grad(), FixedRandomness():
         # Copies: a model may write to its inputs.
         given = [y.clone() for y in batch.of(_called(module, *tree_map(detached, (args, kwargs))))]
         made = batch.of(_called(module, *tree_map(turned, tree_map(detached, (args, kwargs)))))

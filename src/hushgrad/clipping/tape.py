@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from hushgrad.clipping.collecting import Batch, Batches
+from hushgrad.clipping.proof.messages import differentiated
 from hushgrad.clipping.proof.structure import NATIVE
-from hushgrad.clipping.proof.words import differentiated
 from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import CaptureError
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from hushgrad.clipping.proof.quiet import Quiet
+from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
 
 __all__ = ["Constant", "aside", "packing"]
 
 _DRAWN = {torch.ops.aten.randint, torch.ops.aten.randint_like, torch.ops.aten.random_}
 
 
-class Constant(Quiet):
+class Constant(FixedRandomness):
     """Every random number is one constant, whole ones the least that may be drawn: alone and together, an example draws the same.
 
     So what is drawn for each example (noise, the time of a diffusion) is none that another changes. A permutation stays random: it mixes.

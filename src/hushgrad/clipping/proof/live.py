@@ -20,14 +20,14 @@ from hushgrad.clipping.layout import MIXED, NOBODY, ROWS, Kind, Layout
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Border, Graph, Source, find, is_mixed
 from hushgrad.clipping.proof.inputs import leaves
-from hushgrad.clipping.proof.packing import Packing
 from hushgrad.clipping.proof.routes import routed
-from hushgrad.clipping.proof.seen import sources_of
+from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.clipping.proof.shares import Reading, Sink, watch
 from hushgrad.clipping.proof.structure import Number, Place, Structure, is_packed, numbered
 from hushgrad.clipping.proof.survey import Run, agrees, exits_of, one_owner_each, rows_of
+from hushgrad.clipping.proof.survey_notes import sources_of
 from hushgrad.clipping.proof.tags import Exit, tagged
-from hushgrad.clipping.proof.uneven import Opening, beyond, opened, owners_of
+from hushgrad.clipping.proof.variable_lengths import Opening, beyond, opened, owners_of
 from hushgrad.clipping.site import Call
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ import torch
 
 from hushgrad.clipping.costs import MUCH, crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
-from hushgrad.clipping.proof.around import around
-from hushgrad.clipping.proof.course import Courses
+from hushgrad.clipping.proof.batch_outputs import batch_outputs
+from hushgrad.clipping.proof.call_trace import KnownTraces
+from hushgrad.clipping.proof.choose_reading import fit_of
 from hushgrad.clipping.proof.digits import Owners
-from hushgrad.clipping.proof.fits import fit_of
 from hushgrad.clipping.proof.graph import Frontier, Trail
 from hushgrad.clipping.proof.inputs import Reading, leaves
-from hushgrad.clipping.proof.order import Move, is_fixed
-from hushgrad.clipping.proof.seen import Seen, SeenCall, not_again, seen
+from hushgrad.clipping.proof.row_moves import Move, is_fixed
 from hushgrad.clipping.proof.shares import has_formula
 from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, Structure, pattern, sizes_of
 from hushgrad.clipping.proof.survey import Stage, rows_of, run_some, surveyed
+from hushgrad.clipping.proof.survey_notes import CallNotes, SurveyNotes, not_again, notes_of
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
 
@@ -50,15 +50,15 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     reading, layouts, some = fit
     del fit
     survey = surveyed(whole, layouts, examples)
-    beside, fixed = around(stage, reading, inputs, survey, layouts), is_fixed(survey.graph)
-    first = seen(stage, survey, layouts, partial(stage.run, inputs, examples))
+    beside, fixed = batch_outputs(stage, reading, inputs, survey, layouts), is_fixed(survey.graph)
+    first = notes_of(stage, survey, layouts, partial(stage.run, inputs, examples))
     stage.kept = whole if examples >= MUCH * few and first.is_plain and stage.keeps_nothing() else None
     del whole, survey
     again = partial(run_some, stage, reading, inputs, which, examples)
     some = some or again()
     if some is None:
         raise not_again()
-    second = seen(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # of the batch they have told
+    second = notes_of(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # of the batch they have told
     del some
     return _structure(stage, reading, inputs, layouts, first, second, beside), fixed
 
@@ -71,8 +71,8 @@ def _structure(
     reading: Reading,
     inputs: Any,
     layouts: tuple[Layout | None, ...],
-    first: Seen,
-    second: Seen,
+    first: SurveyNotes,
+    second: SurveyNotes,
     around: tuple[bool, ...],
 ) -> Structure:
     ways = () if stage.opening is None else stage.opening.ways
@@ -107,11 +107,11 @@ def _structure(
         fragile=fragile,
         routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
         ways=ways,
-        courses=Courses(frozenset() if first.course == second.course else None),
+        courses=KnownTraces(frozenset() if first.course == second.course else None),
     )
 
 
-def _shapes(site: Site, place: Place, call: SeenCall, other: SeenCall | None) -> tuple[Pattern, ...]:
+def _shapes(site: Site, place: Place, call: CallNotes, other: CallNotes | None) -> tuple[Pattern, ...]:
     """The sizes of a call's outputs; ``other`` is the same call over fewer examples."""
     dims = site.rule.dims(site.module, len(call.shapes))
     made = []
@@ -121,7 +121,7 @@ def _shapes(site: Site, place: Place, call: SeenCall, other: SeenCall | None) ->
     return tuple(made)
 
 
-def _moves(first: Seen, second: Seen) -> tuple[Move, ...] | None:
+def _moves(first: SurveyNotes, second: SurveyNotes) -> tuple[Move, ...] | None:
     """Where the examples are around nodes that move rows; None if that follows no rule."""
     if [move.name for move in first.moves] != [move.name for move in second.moves]:
         return None
@@ -148,7 +148,7 @@ def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | No
 # Places of calls ----------------------------------------------------------------------------------------------------------
 
 
-def _place(number: Number, first: Seen, second: Seen) -> Place:
+def _place(number: Number, first: SurveyNotes, second: SurveyNotes) -> Place:
     """Where a call has its examples, if both surveys say so."""
     site, call = number[0], first.calls[number]
     outputs = [
@@ -177,7 +177,7 @@ def _place(number: Number, first: Seen, second: Seen) -> Place:
     return Place(SHARED)
 
 
-def _faint(survey: Seen, number: Number) -> bool:
+def _faint(survey: SurveyNotes, number: Number) -> bool:
     """No gradient worth the name came back."""
     return not any(o.proved for o in survey.owners.get(number, []))
 
@@ -208,7 +208,9 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
     return ROWS if bool(((own.each == rows) | ((own.each < 0) & (own.each != MIXED))).all()) else SHARED
 
 
-def _frontier(stage: Stage, places: dict[Number, Place], first: Seen, second: Seen) -> tuple[Frontier, frozenset[str]]:
+def _frontier(
+    stage: Stage, places: dict[Number, Place], first: SurveyNotes, second: SurveyNotes
+) -> tuple[Frontier, frozenset[str]]:
     shared = {number for number, place in places.items() if place.layout.kind is Kind.SHARED}
     bare = first.bare | second.bare
     if not shared and not bare:

@@ -1,9 +1,9 @@
-"""Routed rows: whose row it is, by the indices that the graph itself has saved.
+"""Routed rows: which example owns each row, from the indices that the graph itself has saved.
 
-A node that moves rows by an index (:mod:`hushgrad.clipping.proof.order`) is linear. With whole numbers in the place of examples it tells
-for each row that it sends down from which example it came: that is its owner. Nodes between two such nodes that make row r of row r, by a
-formula that is known here, keep the owner. So the rows of chosen experts are read as exactly as by tags, without a backward pass.
-Whatever else meets such rows raises LookupError, and they are read by tags.
+A node that moves rows by an index (:mod:`hushgrad.clipping.proof.row_moves`) is linear. Applied to example numbers instead of
+gradients, it returns for each row that it sends down the example that the row came from: its owner. Known nodes in between that compute
+row r from row r alone keep the owner. So the rows of mixture-of-experts layers are attributed as exactly as by tags, without a backward
+pass. Any other node that meets such rows raises LookupError, and tags are used instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushgrad.clipping._torch import Node, input_metadata, input_shape
 from hushgrad.clipping.layout import NOBODY
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Border, Graph
-from hushgrad.clipping.proof.order import Move, moves_of, sent
+from hushgrad.clipping.proof.row_moves import Move, moves_of, sent
 
 __all__ = ["routed"]
 

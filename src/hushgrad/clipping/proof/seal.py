@@ -2,7 +2,7 @@
 
 Tags follow the gradient; routing, a capacity, a sorted batch or a detached statistic influence without one. So single examples run alone,
 with the batch's own cotangent, and must give the gradient and the norm that the capture attributes to them; and nobody's output may change
-when other examples are left out, replaced, repeated or made extreme (:mod:`hushgrad.clipping.proof.others`).
+when other examples are left out, replaced, repeated or made extreme (:mod:`hushgrad.clipping.proof.influence`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from hushgrad.clipping.costs import FEW, LOUD, WILD, seal_of
 from hushgrad.clipping.mass import sq_norm
-from hushgrad.clipping.proof.others import influence
-from hushgrad.clipping.proof.quiet import hushed
-from hushgrad.clipping.proof.sealing import Sealing, part_of
+from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
+from hushgrad.clipping.proof.influence import influence
+from hushgrad.clipping.proof.seal_runs import Sealing, part_of
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, exits_of
 from hushgrad.clipping.proof.tags import Exit, cotangents
@@ -146,7 +146,7 @@ def _gradients(stage: Sealing, structure: Structure, inputs: Any, us: list[Tenso
     outputs, params = stage.alone(inputs)
     exits = [(y, layout) for y, layout in zip(outputs, structure.exits, strict=True) if layout is not None and y.requires_grad]
     cots = [layout.only(u, which, B) for (_, layout), u in zip(exits, us, strict=True)]
-    with hushed("of one"):
+    with randomness_fixed("of one"):
         found = torch.autograd.grad([y for y, _ in exits], list(params.values()), cots, allow_unused=True)
     return {name: torch.zeros_like(p) if g is None else g.to_dense() for (name, p), g in zip(params.items(), found, strict=True)}
 

@@ -8,7 +8,7 @@
 
 Only the last way lets a record that is not finite reach others (0 * NaN is NaN); so does the way down, where examples met what is shared
 further below, behind a gradient that was 0 for all of them. There a share of 0 stays one, others are asked for again with what was saved
-made finite (:mod:`hushgrad.clipping.proof.packing`), and the record itself keeps a share that is not.
+made finite (:mod:`hushgrad.clipping.proof.saved_tensors`), and the record itself keeps a share that is not.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, accumulated, called, input_shape, saved
 from hushgrad.clipping.layout import Layout
-from hushgrad.clipping.proof.apart import Shares, apart, asked, strange
+from hushgrad.clipping.proof.finite_shares import Shares, finite_shares, nonfinite_rows, shares_one_by_one
 from hushgrad.clipping.proof.graph import Border
-from hushgrad.clipping.proof.packing import Packing
+from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.clipping.proof.survey import one_owner_each
 from hushgrad.clipping.pull import pulled
 from hushgrad.clipping.rules.experts import Routed
@@ -147,10 +147,10 @@ def _send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Seque
 
 
 def _pulled_apart(edge: GradientEdge, inputs: list[GradientEdge], share: Tensor, reading: Reading) -> Shares:
-    return apart(
+    return finite_shares(
         ask=lambda by: pulled([edge], inputs, [share if by == 1 else share * by]),
         zero=lambda: ~share.reshape(len(share), -1).any(1),
-        wild=lambda: strange(share) | reading.bad().to(share.device),
+        wild=lambda: nonfinite_rows(share) | reading.bad().to(share.device),
         packing=reading.packing,
         where=edge.node.name(),
     )
@@ -285,8 +285,10 @@ def _one_by_one(border: Border, gs: Grads, masks: list[Tensor | None], reading: 
                 found[owners[owners >= 0]] = True
         return found
 
-    (made,) = apart(
-        ask=lambda by: (asked(border, [g if g is None or by == 1 else g * by for g in gs], masks, reading.examples, shape),),
+    (made,) = finite_shares(
+        ask=lambda by: (
+            shares_one_by_one(border, [g if g is None or by == 1 else g * by for g in gs], masks, reading.examples, shape),
+        ),
         zero=lambda: ~whose(lambda g: g != 0),
         wild=lambda: whose(lambda g: ~g.isfinite()) | reading.bad(),
         packing=reading.packing,

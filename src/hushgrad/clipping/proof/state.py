@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hushgrad.clipping._torch import global_hooks
 from hushgrad.clipping.costs import SCHEDULE
-from hushgrad.clipping.proof.beside import Beside
-from hushgrad.clipping.proof.course import PLAIN, Key, Wired, forward_of, values_of
+from hushgrad.clipping.proof.call_trace import PLAIN, Key, Wired, forward_of, values_of
+from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 
 __all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of", "attributes_restored"]
 
@@ -43,7 +43,7 @@ class Attributes(Key):
         self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
         self._size = -1  # listed when they are first asked for: a copy's modules are not there before
         self._wiring, self._wired = Wiring(model), -1
-        self._beside = Beside()
+        self._untrained = UntrainedTensors()
 
     def all(self) -> list[dict[str, Any]]:
         """The attributes of all modules and of their configurations, as they are now."""
@@ -61,7 +61,7 @@ class Attributes(Key):
         self._wired = self._wiring.number()
         self._dicts = attributes_of(self._model)
         self._size = sum(map(len, self._dicts))
-        self._beside.look(self._model, self._dicts)
+        self._untrained.look(self._model, self._dicts)
         every = [(place, (id(place[0]), place[1]) in self._clocks) for place in self._all()]
         self._places = [place for place, is_clock in every if not is_clock]
         self.timed = [place for place, is_clock in every if is_clock]
@@ -72,7 +72,7 @@ class Attributes(Key):
     def meet(self, met: Callable[[], list[Tensor]]) -> None:
         """A forward has computed with what is ``met``, whoever holds it."""
         self._list()
-        if self._beside.meet(self._model, met):
+        if self._untrained.meet(self._model, met):
             self._list()
 
     def proved(self) -> None:
@@ -97,7 +97,7 @@ class Attributes(Key):
         self._list()
         before = [(d, name, d[name]) for d, name in self._all()]
         found: list[Place] = []
-        with self._beside.written() as written:
+        with self._untrained.written() as written:
             yield found
         known = len(self._clocks)
         for d, name, value in before:

@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import LENGTHS
 from hushgrad.clipping.layout import FIRST, Kind, Layout
-from hushgrad.clipping.proof.course import Course, Courses, joined
+from hushgrad.clipping.proof.call_trace import CallTrace, KnownTraces, joined
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
-from hushgrad.clipping.proof.order import Move
-from hushgrad.clipping.proof.uneven import Way
+from hushgrad.clipping.proof.row_moves import Move
+from hushgrad.clipping.proof.variable_lengths import Way
 
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call, Site
@@ -67,7 +67,7 @@ class Structure(NamedTuple):
     routed: bool  # the data choose rows: other data make other calls
     ways: tuple[Way | None, ...] = ()  # in which outputs hold examples of different lengths
     dispatched: bool = False  # passes are to be watched where operations are dispatched, too
-    courses: Courses | None = None  # what passes of the proof did; None: somebody vouches for the model
+    courses: KnownTraces | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:
         """The same but for sizes."""
@@ -219,7 +219,7 @@ class Known:
         self.asked = None
         return structure
 
-    def saw(self, key: Any, structure: Structure, nodes: int, course: Course | None) -> None:
+    def saw(self, key: Any, structure: Structure, nodes: int, course: CallTrace | None) -> None:
         """A pass that was read by tags makes so many nodes, and took this course."""
         seen = structure._replace(nodes=frozenset({nodes}) | (structure.nodes or frozenset()))
         if course is not None and seen.courses is not None:
@@ -251,9 +251,9 @@ class Known:
         proved, concluded = self._proved[key], self._between.setdefault(key, [])
         found = [s for s in concluded if s.fits(tensors, examples)]
         if not found:
-            from hushgrad.clipping.proof.between import between  # which knows structures
+            from hushgrad.clipping.proof.interpolate import interpolated  # which knows structures
 
-            made = between(proved, tensors, examples)
+            made = interpolated(proved, tensors, examples)
             found = [] if made is None else [made]
             concluded += found
         return found

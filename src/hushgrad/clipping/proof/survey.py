@@ -14,10 +14,10 @@ from hushgrad.clipping.layout import MIXED, NOBODY, Kind, Layout
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.inputs import Reading
+from hushgrad.clipping.proof.rounding import same_as_made
 from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numbered
 from hushgrad.clipping.proof.tags import Exit, tagged
-from hushgrad.clipping.proof.terms import same_as_made
-from hushgrad.clipping.proof.uneven import Opening
+from hushgrad.clipping.proof.variable_lengths import Opening
 from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
 

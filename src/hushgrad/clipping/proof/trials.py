@@ -15,19 +15,19 @@ from torch.nn.utils.rnn import PackedSequence
 from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolated import culprit
 from hushgrad.clipping.merged import require_unmerged
-from hushgrad.clipping.proof.course import after_all
-from hushgrad.clipping.proof.given import finite, jittered, shuffled, tamed
+from hushgrad.clipping.proof.call_trace import after_all
+from hushgrad.clipping.proof.changed_weights import beyond, is_lifted, nudged, overturned, switched, switches
+from hushgrad.clipping.proof.fixed_randomness import ALMOST_ONE, Draws, FixedRandomness, as_it_was, draw_from, host_draws
+from hushgrad.clipping.proof.influence import swayed
+from hushgrad.clipping.proof.input_variants import finite, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import leaves, readings
-from hushgrad.clipping.proof.others import swayed
+from hushgrad.clipping.proof.messages import differentiated, disproportionate, exchanged, refusal
+from hushgrad.clipping.proof.proof_passes import ProofPasses
 from hushgrad.clipping.proof.prove import prove
-from hushgrad.clipping.proof.quiet import ALMOST_ONE, Draws, Quiet, as_it_was, draw_from, host_draws
 from hushgrad.clipping.proof.seal import Broken, broken
-from hushgrad.clipping.proof.staged import Staged
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
-from hushgrad.clipping.proof.uneven import Opening, lengthened, openings, tells_lengths
-from hushgrad.clipping.proof.words import differentiated, disproportionate, exchanged, refusal
-from hushgrad.clipping.proof.zeros import beyond, is_lifted, nudged, overturned, switched, switches
+from hushgrad.clipping.proof.variable_lengths import Opening, lengthened, openings, tells_lengths
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
@@ -41,7 +41,7 @@ class _Failure(NamedTuple):
     drawn: frozenset[str]
 
 
-class Trials(Staged):
+class Trials(ProofPasses):
     """Proves passes of a model. A stage of :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
 
     # Proofs ----------------------------------------------------------------------------------------------------------------
@@ -104,14 +104,14 @@ class Trials(Staged):
         """Of a pass that looks like a proved one: others replaced and made extreme, once more. Raises NotIsolated."""
         inputs = finite(inputs)
         self.opening = lengthened(structure.ways, leaves(inputs))
-        with self._proving(Quiet()):
+        with self._proving(FixedRandomness()):
             problem = swayed(self, structure, inputs, B, self._lot) if self._seal else None
         if problem is not None:
             self._refuse(inputs, B, _Failure(Broken(problem, influence=True), None, frozenset()))
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
         """Whether some reading of the inputs explains the outputs for so many examples."""
-        with suppress(NotIsolated), self._proving(Quiet()):
+        with suppress(NotIsolated), self._proving(FixedRandomness()):
             return prove(self, finite(inputs), B) is not None
         return False
 
@@ -134,12 +134,12 @@ class Trials(Staged):
             yield None
             return
         self.opening = None
-        with self._proving(Quiet()), torch.no_grad(), self.paused():
+        with self._proving(FixedRandomness()), torch.no_grad(), self.paused():
             shapes = [y.shape for y in self.alone(inputs)[0]]
         yield from openings(shapes, tensors, B)
 
     def _tried_so(self, inputs: Any, B: int, known: Structure | None) -> Structure | _Failure:
-        quiet = Quiet()
+        quiet = FixedRandomness()
         self.courses = []
         try:
             with self._proving(quiet):
@@ -147,7 +147,7 @@ class Trials(Staged):
                 if found is not None and known is not None and found[0].same_as(known):
                     return known  # which was sealed
                 problem = None if found is None or not self._seal else broken(self, found[0], inputs, B, self._lot)
-            if found is not None and problem is None and self._seal and quiet.hushed:
+            if found is not None and problem is None and self._seal and quiet.replaced:
                 problem = self._swayed(found[0], inputs, B)
             if found is not None and problem is None and self._seal:
                 problem = self._switched(found[0], inputs, B, list(quiet.bounds))
@@ -174,7 +174,7 @@ class Trials(Staged):
         some = structure.reading.only(inputs, torch.tensor(self._lot.sample(range(B), n)), B)
         other = structure.reading.all_changed(some, shuffled)
         try:
-            with self._proving(Quiet()):
+            with self._proving(FixedRandomness()):
                 still = still_there(structure, surveyed(self.run(other, n), structure.exits, n))
         except Exception:  # noqa: BLE001  such data it does not take, so nothing was shown: tags tell, in every pass
             still = False
@@ -183,7 +183,7 @@ class Trials(Staged):
     def _swayed(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
         """The same with other numbers in the place of random ones: these may open a branch, or carry a factor, that mixes examples."""
         for uniform, normal in ((1 - ALMOST_ONE, 1.0), (0.5, -1.0)):
-            with self._proving(Quiet(uniform=uniform, normal=normal)):
+            with self._proving(FixedRandomness(uniform=uniform, normal=normal)):
                 problem = swayed(self, structure, inputs, B, self._lot)
             if problem is not None:
                 return Broken(problem, influence=True)
@@ -221,7 +221,7 @@ class Trials(Staged):
         before, seen = self.lifts, len(self.courses)
         self.lifts = before and lifts
         try:
-            with change, self._proving(Quiet()):
+            with change, self._proving(FixedRandomness()):
                 return swayed(self, structure, inputs, B, self._lot, brief=True), True
         except (HushgradError, MemoryError, torch.OutOfMemoryError):
             raise
@@ -264,7 +264,7 @@ class Trials(Staged):
             return [None if g is None else g.to_dense() / scale for g in found]
 
         try:
-            with self._proving(Quiet()), self.paused():
+            with self._proving(FixedRandomness()), self.paused():
                 once, twice = grads(1.0), grads(2.0)
         except Exception:  # noqa: BLE001  the model's own: nothing was shown
             return False

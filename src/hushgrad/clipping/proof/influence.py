@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.costs import CLOCKS, FEW, KEPT
-from hushgrad.clipping.proof.changes import KINDS, Named, changes, constant, halved, short, turned
-from hushgrad.clipping.proof.sealing import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
+from hushgrad.clipping.proof.changed_examples import KINDS, Named, changes, constant, halved, short, turned
+from hushgrad.clipping.proof.seal_runs import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.runs import same
 

@@ -15,29 +15,38 @@ from torch import Tensor, nn
 from hushgrad.clipping._torch import checkpoints_off
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.marks import mark_of
-from hushgrad.clipping.proof.course import Course, Courses
-from hushgrad.clipping.proof.given import copied, floats
+from hushgrad.clipping.proof.call_trace import CallTrace, KnownTraces
+from hushgrad.clipping.proof.changed_weights import lifted
+from hushgrad.clipping.proof.fixed_randomness import (
+    FixedRandomness,
+    as_it_was,
+    buffers_of,
+    draw_from,
+    fixing_randomness,
+    host_draws,
+    put_back,
+    randomness_fixed,
+)
+from hushgrad.clipping.proof.input_variants import copied, floats
 from hushgrad.clipping.proof.inputs import leaves
-from hushgrad.clipping.proof.quiet import Quiet, as_it_was, buffers_of, draw_from, host_draws, hushed, put_back, quieted
 from hushgrad.clipping.proof.state import Attributes, Place, attributes_of, attributes_restored
 from hushgrad.clipping.proof.structure import NATIVE, Known, Structure
 from hushgrad.clipping.proof.survey import Run
-from hushgrad.clipping.proof.uneven import Opening, opened
-from hushgrad.clipping.proof.zeros import lifted
+from hushgrad.clipping.proof.variable_lengths import Opening, opened
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["Staged"]
+__all__ = ["ProofPasses"]
 
 
 _LARGE = 4_000_000  # parameters: 16 MB; smaller models' pages are dearer than their room
 
 
-class Staged:
-    """Runs a model for proofs: what :class:`~hushgrad.clipping.proof.sealing.Sealing` asks for."""
+class ProofPasses:
+    """Runs a model for proofs: what :class:`~hushgrad.clipping.proof.seal_runs.Sealing` asks for."""
 
     def __init__(self, capture: Capture, attributes: Attributes, lot: Random, known: Known, *, seal: bool) -> None:
         self.model: nn.Module = capture.model
@@ -45,7 +54,7 @@ class Staged:
         self._known = known
         self.runs: list[Run] | None = None  # of the proof that is running
         self.kept: Run | None = None
-        self.courses: list[Course] = []  # of all its passes
+        self.courses: list[CallTrace] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
         self.opening: Opening | None = None  # of outputs that hold examples of different lengths
         self.differentiates = False  # the forward itself, which then needs graphs
@@ -56,8 +65,8 @@ class Staged:
         self._spares_parameters = not seal  # shown, or of no concern
         large = sys.platform == "linux" and sum(p.numel() for p in self.model.parameters()) >= _LARGE
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if large else None  # glibc's
-        self._quiet = Quiet()
-        self._heard = Courses(frozenset())  # of the passes that it has watched
+        self._quiet = FixedRandomness()
+        self._heard = KnownTraces(frozenset())  # of the passes that it has watched
         self._unwatched = False
         self._wrote = False
         self.draws = False  # from Python's or numpy's generator, in some pass
@@ -65,15 +74,15 @@ class Staged:
         self._drawn = self._draws  # where the last pass has ended
 
     @contextmanager
-    def _proving(self, quiet: Quiet) -> Iterator[None]:
+    def _proving(self, quiet: FixedRandomness) -> Iterator[None]:
         tape: Tape = self._tape
         grads = [(p, p.grad) for p in self.model.parameters()]
         self._start, self._quiet, self._clocks, self._draws = buffers_of(self.model), quiet, None, host_draws()
-        self._drawn, self._heard = self._draws, Courses(frozenset())
+        self._drawn, self._heard = self._draws, KnownTraces(frozenset())
         self.runs = []
         try:
             lift = lifted(self._capture.trained.values() if self.lifts else ())
-            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), quieted(quiet), lift:
+            with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), fixing_randomness(quiet), lift:
                 for p, _ in grads:
                     p.grad = None
                 tape.deaf = True
@@ -135,14 +144,14 @@ class Staged:
         if self._drawn != self._draws:
             draw_from(self._draws)
         try:
-            with torch.compiler.set_stance("force_eager") if self._unwatched else hushed():
+            with torch.compiler.set_stance("force_eager") if self._unwatched else randomness_fixed():
                 return self.model(*args, **kwargs)
         finally:
             self._quiet.listens = False
             self._drawn = host_draws()
             self.draws = self.draws or self._drawn != self._draws
 
-    def heard(self, course: Course) -> None:
+    def heard(self, course: CallTrace) -> None:
         """The model's own forward has ended, and took this course; hooks of others may follow."""
         self._quiet.listens = False
         self.differentiates = self.differentiates or not course.functions.isdisjoint(("grad", "backward"))
@@ -209,7 +218,7 @@ class Staged:
         """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
         self._tape.deaf = False
         try:
-            with hushed("of a step"):  # a rule, too, may run a layer again
+            with randomness_fixed("of a step"):  # a rule, too, may run a layer again
                 torch.autograd.backward([e.edge for e in exits], us)
                 return self._capture.weighed(weights)
         finally:

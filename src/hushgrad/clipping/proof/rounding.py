@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hushgrad.clipping._torch import accumulated
+from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
 from hushgrad.clipping.proof.graph import Graph
-from hushgrad.clipping.proof.quiet import hushed
 from hushgrad.clipping.runs import largest, same
 
 __all__ = ["same_as_made"]
@@ -41,7 +41,7 @@ def same_as_made(made: Tensor, again: Tensor, *, scale: float | None = None) -> 
 def _terms(y: Tensor) -> float:
     """How far a number moves when each parameter moves at random, in relation to its own size; 0 if that is no number."""
     leaves = [leaf for node in Graph([get_gradient_edge(y)]).nodes if (leaf := accumulated(node)) is not None]
-    with hushed():
+    with randomness_fixed():
         grads = torch.autograd.grad(y, leaves, retain_graph=True, allow_unused=True)
     parts = [(g.to_dense() * leaf.detach()).abs() for g, leaf in zip(grads, leaves, strict=True) if g is not None]
     size = math.hypot(*(float(part.double().norm()) for part in parts))

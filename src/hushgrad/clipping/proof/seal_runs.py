@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.inputs import Reading
+from hushgrad.clipping.proof.rounding import same_as_made
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, Stage
-from hushgrad.clipping.proof.terms import same_as_made
 from hushgrad.clipping.runs import largest
 from hushgrad.errors import HushgradError
 

@@ -11,13 +11,15 @@ from hushgrad.clipping._torch import accumulated
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.survey import Stage, Survey, run_some
-from hushgrad.clipping.proof.uneven import OPENED
+from hushgrad.clipping.proof.variable_lengths import OPENED
 from hushgrad.clipping.runs import same
 
-__all__ = ["around"]
+__all__ = ["batch_outputs"]
 
 
-def around(stage: Stage, reading: Reading, inputs: Any, survey: Survey, layouts: tuple[Layout | None, ...]) -> tuple[bool, ...]:
+def batch_outputs(
+    stage: Stage, reading: Reading, inputs: Any, survey: Survey, layouts: tuple[Layout | None, ...]
+) -> tuple[bool, ...]:
     """Which outputs lead to a parameter on a way that no example's output is on, and are no sum over examples either."""
     stops: set[Any] = {(e.edge.node, e.edge.output_nr) for e in survey.exits}
     stops |= {below for e in survey.exits if e.edge.node.name() == OPENED for below in e.edge.node.next_functions}

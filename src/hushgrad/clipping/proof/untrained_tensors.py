@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.proof.course import kinds_of
+from hushgrad.clipping.proof.call_trace import kinds_of
 
-__all__ = ["Beside"]
+__all__ = ["UntrainedTensors"]
 
 _MOST = 1 << 22  # numbers that are looked at after each write
 _FEW = 64  # numbers that are compared: arrays, and writes to ``.data``, do not say that there was one
@@ -31,7 +31,7 @@ _SOME = 16  # of a larger tensor's numbers
 Place = tuple[Any, Any]  # a list, a dict, a cell of a closure or another object, and where; or a weak reference, and None
 
 
-class Beside:
+class UntrainedTensors:
     """The kinds of all of them; looked at only when somebody has written."""
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
-"""Passes that draw nothing, and leave the model as it was.
+"""Forward and backward passes without randomness, after which the model and all random states are restored.
 
-One example alone and the same example in its batch draw different random numbers. Under :class:`Quiet` dropout keeps everything and noise
-is constant, in training mode: ``eval()`` would test another model, and a dropout of 0 in a configuration misses what has another name.
+A proof compares an example that runs alone with the same example in its batch. The two would draw different random numbers, so under
+:class:`FixedRandomness` dropout keeps every element and random draws return constants. The model stays in training mode: ``eval()``
+would test a different model, and setting every ``p=0`` would miss dropout that is not called dropout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hushgrad.clipping.costs import BEYOND, COMPARED, LARGE
 from hushgrad.clipping.proof.state import attributes_of, attributes_restored
 
-__all__ = ["ALMOST_ONE", "Draws", "Quiet", "as_it_was", "buffers_of", "draw_from", "host_draws", "hushed", "put_back", "quieted"]
+__all__ = [
+    "ALMOST_ONE",
+    "Draws",
+    "FixedRandomness",
+    "as_it_was",
+    "buffers_of",
+    "draw_from",
+    "fixing_randomness",
+    "host_draws",
+    "put_back",
+    "randomness_fixed",
+]
 
 Draws = tuple[Any, Any]  # states of Python's and numpy's global generators
 aten = torch.ops.aten
@@ -42,17 +54,18 @@ _ORDINARY: set[Any] = set()  # operations of which nothing is to be noted
 ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
 
 
-class Quiet(TorchDispatchMode):
-    """Dropout keeps everything, uniform and normal numbers are constant; ``drawn`` names what still draws, ``casts`` precisions.
+class FixedRandomness(TorchDispatchMode):
+    """A dispatch mode in which dropout keeps every element, and uniform and normal draws return constants.
 
-    ``hushed`` says that a constant stood for a number: a branch or a factor may follow from it, so other constants must be tried too.
+    ``drawn`` names operations that still draw, ``casts`` the precisions that were cast to. ``replaced`` is True if a constant stood in
+    for a random number: a branch or a factor may depend on it, so the proof must be repeated with other constants.
     """
 
     def __init__(self, *, uniform: float = ALMOST_ONE, normal: float = 0.0) -> None:
         super().__init__()
         self.drawn: set[str] = set()
         self.casts: set[torch.dtype] = set()
-        self.hushed = False
+        self.replaced = False
         self.drew = False  # some operation draws, or may
         self.watched: set[str] = set()  # kinds of backward passes
         self.seeds: set[int] = set()  # of the generators that were drawn from
@@ -64,9 +77,9 @@ class Quiet(TorchDispatchMode):
         self._met: dict[int, weakref.ref[Tensor]] = {}  # without a gradient, of whatever it computed with
         self._uniform, self._normal = uniform, normal
 
-    def __reduce__(self) -> tuple[type[Quiet], tuple[()]]:
-        """A copy of a model knows nothing of the passes of its proof."""
-        return Quiet, ()
+    def __reduce__(self) -> tuple[type[FixedRandomness], tuple[()]]:
+        """A copied or pickled model starts with a fresh mode."""
+        return FixedRandomness, ()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -91,7 +104,7 @@ class Quiet(TorchDispatchMode):
         if name in _ONES or name in _ZEROS:
             made = func(*args, **kwargs)
             uniform = name in (aten.uniform_, aten.rand, aten.rand_like)
-            self.hushed = self.hushed or uniform or name in _ZEROS
+            self.replaced = self.replaced or uniform or name in _ZEROS
             return made.fill_(self._normal if name in _ZEROS else self._uniform if uniform else 1)
         if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in str(
             name
@@ -103,11 +116,11 @@ class Quiet(TorchDispatchMode):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was drawn, nor compared with a number that is to be tried, so far."""
+        """Whether no pass so far has drawn a number, or compared a tensor with a constant that must be tried."""
         return not (self.drew or self.compared or self.bounds)
 
     def met(self) -> list[Tensor]:
-        """What passes computed with that is there still: it is older than they are, or stays."""
+        """Tensors without gradient that the passes read and that are still alive, because something outside of them holds them."""
         return [t for ref in self._met.values() if (t := ref()) is not None]
 
     def _bound(self, args: Any) -> None:
@@ -124,12 +137,12 @@ class Quiet(TorchDispatchMode):
             self.compared[float(value)] = None
 
 
-_now: list[Quiet] = []
+_now: list[FixedRandomness] = []
 
 
 @contextmanager
-def quieted(quiet: Quiet) -> Iterator[None]:
-    """Inside, passes of the model are quiet, wherever :func:`hushed` is asked for. All else is not watched, at a tenth of the cost."""
+def fixing_randomness(quiet: FixedRandomness) -> Iterator[None]:
+    """Inside, :func:`randomness_fixed` enters this mode. Code outside of it is not intercepted, which costs a tenth."""
     _now.append(quiet)
     try:
         yield
@@ -137,10 +150,10 @@ def quieted(quiet: Quiet) -> Iterator[None]:
         _now.pop()
 
 
-def hushed(backward: str = "") -> AbstractContextManager[Any]:
-    """Around what runs the model: a forward, and a backward, in which a checkpoint runs it again.
+def randomness_fixed(backward: str = "") -> AbstractContextManager[Any]:
+    """A context for everything that runs the model: a forward pass, or a backward pass in which a checkpoint recomputes it.
 
-    Of each kind of ``backward`` one is watched: if it and all before it draw nothing, others need not be, at half of their cost.
+    The first pass of each kind ``backward`` is intercepted; if nothing has drawn so far, later ones of that kind are not, at half the cost.
     """
     if not _now or (_now[-1].idle and backward in _now[-1].watched):
         return nullcontext()
@@ -155,7 +168,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Buffers as they were; one that was made since then stays."""
+    """Restore all buffers; one that was registered since then stays."""
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             kept = buffers.get(name)
@@ -167,7 +180,7 @@ def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Buffers, attributes and random states are put back."""
+    """Afterwards buffers, attributes and random states are restored."""
     start, state, host = buffers_of(model), torch.get_rng_state(), host_draws()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
@@ -182,7 +195,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def host_draws() -> Draws:
-    """Where Python's and numpy's global generators are: models leave out layers by the one, and draw masks from the other."""
+    """The states of Python's and numpy's global generators, which models use for layer dropout and masks."""
     import numpy as np
 
     state: Any = np.random.get_state()
@@ -191,7 +204,7 @@ def host_draws() -> Draws:
 
 
 def draw_from(draws: Draws) -> None:
-    """Set both generators there."""
+    """Restore both generators."""
     import numpy as np
 
     kind, keys, *rest = draws[1]

@@ -25,9 +25,21 @@ from hushgrad.clipping._torch import SIGNATURES, is_autocast, is_compiling, is_t
 from hushgrad.clipping.costs import BEYOND
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.proof.beside import Beside
+    from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 
-__all__ = ["PLAIN", "Course", "Courses", "Dispatch", "Key", "Wired", "after_all", "forward_of", "joined", "kinds_of", "values_of"]
+__all__ = [
+    "PLAIN",
+    "CallTrace",
+    "Dispatch",
+    "Key",
+    "KnownTraces",
+    "Wired",
+    "after_all",
+    "forward_of",
+    "joined",
+    "kinds_of",
+    "values_of",
+]
 
 Answer = tuple[Any, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
 # Among the answers whenever something was called. torch.compile follows the watch, and behind a compiled graph writes down what that would
@@ -126,7 +138,7 @@ class Key:
     _size: int  # of the dictionaries, when they were listed
     _wiring: Wired
     _wired: int
-    _beside: Beside
+    _untrained: UntrainedTensors
     _list: Callable[[], None]  # all of it anew
 
     def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
@@ -137,10 +149,16 @@ class Key:
         values = [*starmap(dict.get, self._places)]
         if not PLAIN.issuperset(map(type, values)):
             values = [v if type(v) in PLAIN else type(v) for v in values]
-        return self._wired, is_autocast(), self._beside.kinds() if self._beside.places else (), tuple(values), *map(_kind, data)
+        return (
+            self._wired,
+            is_autocast(),
+            self._untrained.kinds() if self._untrained.places else (),
+            tuple(values),
+            *map(_kind, data),
+        )
 
 
-class Course(TorchFunctionMode):
+class CallTrace(TorchFunctionMode):
     """Watches a pass, from ``__enter__`` to ``__exit__``."""
 
     def __init__(self) -> None:  # that of the class above does nothing, in every pass
@@ -249,7 +267,7 @@ def kinds_of(t: Tensor) -> tuple[Any, ...]:
     return t.numel() > 1, bool(t.any()), bool(t.all()), ordered, tiny
 
 
-class Courses(NamedTuple):
+class KnownTraces(NamedTuple):
     """Of all passes of a proof. ``orders`` is None where the order follows from the number of examples: one by one, expert by expert."""
 
     orders: frozenset[int] | None = None
@@ -257,18 +275,18 @@ class Courses(NamedTuple):
     answers: frozenset[Answer] = frozenset()
     placed: frozenset[Answer] = frozenset()  # the answers, each behind the names of what was called before it
 
-    def know(self, course: Course) -> bool:
+    def know(self, course: CallTrace) -> bool:
         """Whether a pass did what passes of the proof did."""
         if self.orders is None:
             return course.functions <= self.functions and course.placed <= self.placed
         return hash(tuple(course.called)) in self.orders and course.answers <= self.answers
 
-    def hold(self, course: Course) -> bool:
+    def hold(self, course: CallTrace) -> bool:
         """Whether a pass, in whatever order, did nothing that no pass of the proof did."""
         known = {answer[1:] for answer in self.answers}
         return course.functions <= self.functions and {answer[1:] for answer in course.answers} <= known
 
-    def beyond(self, course: Course) -> str:
+    def beyond(self, course: CallTrace) -> str:
         """What a pass did that no pass of the proof did, in words."""
         new = sorted(course.functions - self.functions)
         return f"it called {', '.join(new[:3])}" if new else "it took a branch, or computed with a number, that no proof has seen"
@@ -278,20 +296,20 @@ class Courses(NamedTuple):
         """Whether a function was seen that shows only where dispatch is watched: a pass that is not watched there looks different."""
         return any("." in name for name in self.functions)
 
-    def after(self, course: Course) -> Courses:
+    def after(self, course: CallTrace) -> KnownTraces:
         """With one more."""
         orders = None if self.orders is None else self.orders | {course.order}
-        return Courses(orders, self.functions | course.functions, self.answers | course.answers, self.placed | course.placed)
+        return KnownTraces(orders, self.functions | course.functions, self.answers | course.answers, self.placed | course.placed)
 
 
-def after_all(courses: Courses | None, passes: Sequence[Course]) -> Courses | None:
+def after_all(courses: KnownTraces | None, passes: Sequence[CallTrace]) -> KnownTraces | None:
     """With these."""
     for course in passes:
         courses = courses and courses.after(course)
     return courses
 
 
-def joined(courses: Sequence[Courses | None], *, same: bool = False) -> Courses | None:
+def joined(courses: Sequence[KnownTraces | None], *, same: bool = False) -> KnownTraces | None:
     """All of them together; ``same``: an order counts only if they have one in common, else it follows from the sizes."""
     every = [c for c in courses if c is not None]
     if len(every) < len(courses):
@@ -300,4 +318,4 @@ def joined(courses: Sequence[Courses | None], *, same: bool = False) -> Courses 
     ordered = len(orders) == len(every) and (not same or bool(frozenset.intersection(*orders)))
     functions = frozenset(name for c in every for name in c.functions)
     answers, placed = (frozenset(answer for c in every for answer in getattr(c, which)) for which in ("answers", "placed"))
-    return Courses(frozenset(order for found in orders for order in found) if ordered else None, functions, answers, placed)
+    return KnownTraces(frozenset(order for found in orders for order in found) if ordered else None, functions, answers, placed)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from hushgrad.clipping.costs import LENGTHS
-from hushgrad.clipping.proof.course import joined
+from hushgrad.clipping.proof.call_trace import joined
 from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
 
-__all__ = ["between"]
+__all__ = ["interpolated"]
 
 
-def between(proved: Sequence[Structure], tensors: list[Any], examples: int) -> Structure | None:
+def interpolated(proved: Sequence[Structure], tensors: list[Any], examples: int) -> Structure | None:
     """The structure for a length between proved ones: all sizes inside are the same straight line of the inputs' as in the proofs."""
     first = proved[0]
     sizes = sizes_of(tensors, first.reading, examples)

@@ -16,16 +16,16 @@ from hushgrad.clipping._torch import accumulated
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
-from hushgrad.clipping.proof.order import moves_of, owners_at
+from hushgrad.clipping.proof.row_moves import moves_of, owners_at
 from hushgrad.clipping.proof.structure import Number, is_packed, numbered
 from hushgrad.clipping.proof.survey import Names, Run, Survey, graph_of
 from hushgrad.clipping.site import Site
 from hushgrad.errors import CaptureError
 
-__all__ = ["Seen", "SeenCall", "not_again", "seen", "sources_of"]
+__all__ = ["CallNotes", "SurveyNotes", "not_again", "notes_of", "sources_of"]
 
 
-class SeenCall(NamedTuple):
+class CallNotes(NamedTuple):
     """Of one call: its outputs' shapes, and which of them lead to an output of the model."""
 
     shapes: list[torch.Size]
@@ -33,7 +33,7 @@ class SeenCall(NamedTuple):
     packed: bool
 
 
-class SeenMove(NamedTuple):
+class MoveNotes(NamedTuple):
     """Of a node that moves rows by an index: the owners of what arrives at it, and of what it sends down."""
 
     name: str
@@ -41,18 +41,18 @@ class SeenMove(NamedTuple):
     sends: list[Owners]
 
 
-class Seen(NamedTuple):
+class SurveyNotes(NamedTuple):
     """A survey without its graph."""
 
     names: Names
     examples: int
     numbers: int  # of all outputs
     owners: dict[Number, list[Owners]]  # by call and output
-    calls: dict[Number, SeenCall]
+    calls: dict[Number, CallNotes]
     order: list[Site]  # of the calls
     nodes: int
     course: int
-    moves: list[SeenMove]
+    moves: list[MoveNotes]
     bare: frozenset[str]  # parameters that no site uses
     layouts: Sequence[Layout | None]  # of the outputs
     again: Callable[[], Run | None]
@@ -83,20 +83,22 @@ def not_again(where: str = "") -> CaptureError:
     )
 
 
-def seen(names: Names, survey: Survey, layouts: Sequence[Layout | None], again: Callable[[], Run | None]) -> Seen:
+def notes_of(names: Names, survey: Survey, layouts: Sequence[Layout | None], again: Callable[[], Run | None]) -> SurveyNotes:
     """What is to be remembered of a survey, whose pass ``again`` makes once more."""
     run, graph = survey.run, survey.graph
     calls = {
-        number: SeenCall(call.shapes, [e is not None and e.node in graph.nodes for e in run.edges[call]], is_packed(call))
+        number: CallNotes(call.shapes, [e is not None and e.node in graph.nodes for e in run.edges[call]], is_packed(call))
         for number, call in numbered(run.calls).items()
     }
     movers = moves_of(graph)
     at = owners_at(movers, survey.exits, survey.examples) if movers else []
-    moves = [SeenMove(node.name(), *owners) for node, owners in zip(movers, at, strict=True)]
+    moves = [MoveNotes(node.name(), *owners) for node, owners in zip(movers, at, strict=True)]
     bare = frozenset(sources_of(names, run, graph, set())[1])
     order = [c.site for c in run.calls]
     numbers = sum(y.numel() for y in run.outputs)
-    return Seen(names, survey.examples, numbers, survey.owners, calls, order, run.nodes, run.order, moves, bare, layouts, again)
+    return SurveyNotes(
+        names, survey.examples, numbers, survey.owners, calls, order, run.nodes, run.order, moves, bare, layouts, again
+    )
 
 
 def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:

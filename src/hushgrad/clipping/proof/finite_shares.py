@@ -13,22 +13,22 @@ from torch import Tensor
 
 from hushgrad.clipping._torch import called
 from hushgrad.clipping.proof.graph import Border
-from hushgrad.clipping.proof.packing import Packing
+from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.errors import CaptureError
 
-__all__ = ["Shares", "apart", "asked", "strange"]
+__all__ = ["Shares", "finite_shares", "nonfinite_rows", "shares_one_by_one"]
 
 _FAINT = 2.0**-120  # what is finite times this has overflowed, and has met nothing that is no number
 
 Shares = Sequence[Tensor | None]  # (B, ...) each; None: not reached
 
 
-def strange(rows: Tensor) -> Tensor:
+def nonfinite_rows(rows: Tensor) -> Tensor:
     """(B,): whose numbers are not all finite."""
     return ~rows.reshape(len(rows), -1).isfinite().all(1)  # of a number that stands alone, too
 
 
-def asked(
+def shares_one_by_one(
     border: Border, gs: Sequence[Tensor | None], masks: list[Tensor | None], examples: int, shape: tuple[int, ...]
 ) -> Tensor:
     """A frontier node on each example's part of the cotangents, one after the other."""
@@ -43,7 +43,7 @@ def asked(
     return torch.stack(rows)
 
 
-def apart(
+def finite_shares(
     ask: Callable[[float], Shares], zero: Callable[[], Tensor], wild: Callable[[], Tensor], packing: Packing | None, where: str
 ) -> Shares:
     """What ``ask`` gives each example, without anything of another one's record.
@@ -80,7 +80,7 @@ def apart(
 
 
 def _lost(found: Shares) -> Tensor:
-    return torch.stack([strange(t) for t in found if t is not None] or [torch.zeros(1, dtype=torch.bool)]).any(0)
+    return torch.stack([nonfinite_rows(t) for t in found if t is not None] or [torch.zeros(1, dtype=torch.bool)]).any(0)
 
 
 def _like(rows: Tensor, t: Tensor) -> Tensor:
