@@ -25,7 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping.flat import Flat
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.invariant_sizes import InvariantSizes
 
 TOKENS = 40
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
@@ -67,7 +67,7 @@ def hidden(mask: Tensor) -> Tensor:
 def summed(model: nn.Module, texts: list[list[int]], clip: float, *, half: bool) -> dict[str, Tensor]:
     """The clipped sum over these texts, each one's loss the mean over its own tokens."""
     counted = len(texts)
-    texts = texts + texts[:1] * (OwnSizes.of(model).sizes.rows(counted) - counted)  # as a run fills them up
+    texts = texts + texts[:1] * (InvariantSizes.of(model).sizes.rows(counted) - counted)  # as a run fills them up
     longest = max(map(len, texts))
     ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
     mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])

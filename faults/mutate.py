@@ -34,7 +34,7 @@ CLIPPERS = [ARGUMENTS, f"{GOLDEN}clipping_clippers.py", f"{LAWS}clipping_clipper
 TESTS = {
     "guarantee.py": [f"{LAWS}guarantee.py", f"{LAWS}printed.py"],
     "release/core.py": [f"{LAWS}release_core.py"],
-    "release/standing.py": [f"{LAWS}release_core.py"],
+    "release/run_state.py": [f"{LAWS}release_core.py"],
     "noise/sensitivity.py": [f"{LAWS}noise_sensitivity.py"],
     "noise/participation.py": [f"{LAWS}noise_mechanisms.py"],
     "accounting/participation.py": [f"{LAWS}accounting_laws.py", f"{GOLDEN}accounting_values.py"],
@@ -164,7 +164,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "good = [order for order, used in shares.items() if used <= (wide if wide < 1.0 else max(least, 1.0))]",
     ): "no share is exactly 1",
     (
-        "release/standing.py",
+        "release/run_state.py",
         "self._ahead = False",
         "self._ahead = True",
     ): "the rows so far are drawn once more, and are the same",
@@ -179,7 +179,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if not self._first is None:",
     ): "whether a sum is added to its noise or the noise to the sum changes what is held in memory, and no number",
     (
-        "release/standing.py",
+        "release/run_state.py",
         "self.source.z(step, index, count, out=count, scale=options.count_noise or 0.0)",
         "self.source.z(step, index, count, out=count, scale=options.count_noise or 1.0)",
     ): "the noise of a count is positive; the 0 is for the type",

@@ -37,12 +37,12 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.guarantee import Ledger as Books
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.recipe_file import DEMO
-from hushgrad.release.earlier import shown
+from hushgrad.release.encryption import seal, unseal
 from hushgrad.release.journal import JOURNAL, Journal
+from hushgrad.release.journal_history import shown
 from hushgrad.release.keys import RunKey, read_key, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
-from hushgrad.release.sealed import seal, unseal
 from hushgrad.report.card import privacy_card
 from hushgrad.report.signature import _canonical, plain, verify
 from hushgrad.serve.rules import Rules

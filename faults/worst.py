@@ -30,11 +30,11 @@ from hushgrad.clipping.certificate import KAPPA, Certificate
 from hushgrad.errors import HushgradError
 from hushgrad.events import Relation
 from hushgrad.release.placement import Replicated, Sharded, Whole
-from hushgrad.release.placement.together import CheckedTogether, split_evenly
+from hushgrad.release.placement.lockstep import CheckedTogether, split_evenly
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.dealing import stamp
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.invariant_sizes import InvariantSizes
 
 sys.path.insert(0, str(File(__file__).parent))
 from worst_paths import PATHS, Path
@@ -53,7 +53,7 @@ class Sums:
         self.path, self.certified, self.place = path, certified, place
         torch.set_num_threads(path.threads)
         self.model = path.model().to(path.dtype)
-        self._sizes = OwnSizes.of(self.model, certified=certified).sizes
+        self._sizes = InvariantSizes.of(self.model, certified=certified).sizes
         self.each = path.inputs[0] if "units" in path.how else 1
         self.others = _examples(path, path.others * self.each)
         self.world = World.here() if place != "whole" else World()

@@ -44,9 +44,9 @@ def another_process():
 @pytest.fixture
 def on_another_machine(monkeypatch):
     """A copied folder does not find its original, as on another machine; beside its original no copy goes on."""
-    from hushgrad.release.earlier import Earlier
+    from hushgrad.release.journal_history import JournalHistory
 
-    monkeypatch.setattr(Earlier, "_copied", lambda *_: "")
+    monkeypatch.setattr(JournalHistory, "_copied", lambda *_: "")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,13 +10,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.bits import ROWS, require_own_bits
+from hushgrad.clipping.batch_invariance import ROWS, require_batch_invariance
 from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.dealing import stamp
 from hushgrad.sampling.sizes import Sizes
 from hushgrad.train import Plan, fit, make_private
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.invariant_sizes import InvariantSizes
 
 
 class _Mixed(nn.Module):
@@ -81,9 +81,9 @@ def test_sizes_that_padding_does_not_reach_are_refused(least, refused):
     model, x = _OtherKernel(least), torch.randn(24, 6)
     if refused:
         with pytest.raises(CaptureError, match=r"rows in its batch"):
-            require_own_bits(model, x)
+            require_batch_invariance(model, x)
     else:
-        require_own_bits(model, x)
+        require_batch_invariance(model, x)
     assert model.training
 
 
@@ -91,7 +91,7 @@ def test_sizes_that_padding_does_not_reach_are_refused(least, refused):
 def test_bits_that_depend_on_neighbours_are_refused(model):
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match="last bits"):
-        require_own_bits(model, torch.randn(16, 6))
+        require_batch_invariance(model, torch.randn(16, 6))
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -117,14 +117,14 @@ NARROW = """
 import torch
 from torch import nn
 torch.set_num_threads(1)
-from hushgrad.clipping.bits import ask_for_own_bits, require_own_bits
-from hushgrad.train.own_sizes import OwnSizes
-ask_for_own_bits()
+from hushgrad.clipping.batch_invariance import request_batch_invariance, require_batch_invariance
+from hushgrad.train.invariant_sizes import InvariantSizes
+request_batch_invariance()
 for wide in (1, 2, 3, 5, 7, 9, 18, 33):
     for out in (1, 2, 4, 7, 10):
         model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
-        require_own_bits(model, torch.randn(40, wide))
-require_own_bits(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), torch.randn(24, 1, 8, 8))
+        require_batch_invariance(model, torch.randn(40, wide))
+require_batch_invariance(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), torch.randn(24, 1, 8, 8))
 """
 
 
@@ -202,7 +202,9 @@ ALL = [(name, micro, secure) for name in RUNS for micro in (None, 3) for secure 
 )
 def test_a_certified_run_pads_and_is_the_run_that_does_not(name, micro, secure, monkeypatch):
     """Batches of 0 to 8: the weights are those of an ordinary run, but for rounding."""
-    monkeypatch.setattr("hushgrad.train.own_bits.require_own_bits", lambda *args, **named: None)  # that is the machine's
+    monkeypatch.setattr(
+        "hushgrad.train.batch_invariance.require_batch_invariance", lambda *args, **named: None
+    )  # that is the machine's
     data = TensorDataset(torch.randn(40, 9), torch.randint(3, (40,)))
     weights, seen, examples = [], [], Capture.examples
 
@@ -244,7 +246,7 @@ def test_a_certified_run_pads_and_is_the_run_that_does_not(name, micro, secure, 
 
 
 def test_a_certified_loop_with_a_loss_of_unknown_reduction_is_refused(monkeypatch):
-    monkeypatch.setattr("hushgrad.train.own_bits.require_own_bits", lambda *args, **named: None)
+    monkeypatch.setattr("hushgrad.train.batch_invariance.require_batch_invariance", lambda *args, **named: None)
     model = nn.Linear(9, 12)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = Plan.dpgd(noise_multiplier=1.0, delta=1e-5, dataset_size=16, steps=2, secure=True)
@@ -261,7 +263,7 @@ def test_a_certified_loop_with_a_loss_of_unknown_reduction_is_refused(monkeypatc
 @pytest.mark.parametrize("inputs, outputs", [(5, 1), (30, 1), (1, 8), (8, 8)])
 def test_rows_of_a_batch_that_is_filled_up_have_the_bits_of_larger_ones(inputs, outputs):
     """Of one output, two kernels agree by chance in most rows: a single draw took sizes for alike that are not."""
-    found = OwnSizes.of(nn.Linear(inputs, outputs))
+    found = InvariantSizes.of(nn.Linear(inputs, outputs))
     if found.notes:
         pytest.skip("this machine says that it cannot")
     generator, other = torch.Generator().manual_seed(1), set()

@@ -185,7 +185,7 @@ def test_batches_from_elsewhere_count_kappa_too():
 def test_a_certified_run_is_the_ordinary_one_with_its_own_bound(noise, monkeypatch):
     """The same noise, the same steps, to rounding; a table and a denoiser besides."""
     monkeypatch.setattr(
-        "hushgrad.train.own_bits.require_own_bits", lambda *args, **named: None
+        "hushgrad.train.batch_invariance.require_batch_invariance", lambda *args, **named: None
     )  # that is the machine's, not the sum's
     from hushgrad.denoise import JamesStein
     from hushgrad.noise import BLT, Independent

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping import Capture, Flat, cross
+from hushgrad.clipping import Capture, Flat, joint_norms
 from hushgrad.clipping.rules import linear
 from hushgrad.clipping.rules.embedding import _sq_norm_there, table_sq_norm
 from hushgrad.testing.rules import one_by_one, sum_of_sines
@@ -30,7 +30,7 @@ class Translator(nn.Module):
 @pytest.mark.parametrize("padding", [None, 3])
 @pytest.mark.parametrize("kept", ["gram", "whole", "pieces"])
 def test_a_table_that_is_read_twice_and_is_the_head(monkeypatch: pytest.MonkeyPatch, padding: int | None, kept: str) -> None:
-    monkeypatch.setattr(cross, "_by_sums", None)  # the general way is not taken
+    monkeypatch.setattr(joint_norms, "_by_sums", None)  # the general way is not taken
     monkeypatch.setattr(linear, "_prefers_gram", lambda *sizes: kept == "gram")
     monkeypatch.setattr(linear, "_PIECE", 2 * WORDS * D if kept == "pieces" else 1 << 20)
     torch.manual_seed(0)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from hushgrad.clipping import Capture, Flat, heavy, reduce
+from hushgrad.clipping import Capture, Flat, heavy_units, reduce
 from hushgrad.clipping.rules import linear
 from hushgrad.denoise import SVRG
 from hushgrad.errors import NotIsolated
 from hushgrad.sampling.sizes import Sizes
 from hushgrad.testing import worst_record
 from hushgrad.train import Plan, make_private
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.invariant_sizes import InvariantSizes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
 import worst
@@ -33,7 +33,7 @@ def test_no_record_is_found_that_moves_a_sum_by_more_than_the_clip_norm(name):
 
 def _no_cap(monkeypatch):
     """Part by part, as every sum was added once: tens of clip norms."""
-    monkeypatch.setattr(heavy, "cap", lambda parts: math.inf)
+    monkeypatch.setattr(heavy_units, "cap", lambda parts: math.inf)
 
 
 def _one_of_two_uses(monkeypatch):
@@ -75,7 +75,7 @@ def test_the_search_finds_planted_defects(plant, names, tries, monkeypatch):
 def test_few_rows_that_are_not_filled_up_change_everybodys_bits(name, monkeypatch):
     """Where parts cancel, rounding is all that is left of them: without filling up one record more changes 1 to 3 % of C."""
     assert worst.search(name, tries=20, seed=1).moved <= worst.BOUND
-    monkeypatch.setattr(worst.OwnSizes, "of", lambda model, certified=False: OwnSizes(Sizes(few=0)))
+    monkeypatch.setattr(worst.InvariantSizes, "of", lambda model, certified=False: InvariantSizes(Sizes(few=0)))
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(count, 64, generator=generator) for count in (128, 64))
     if all(torch.equal(x[:n].clone() @ weight.T, (x @ weight.T)[:n]) for n in (1, 2, 3)):

@@ -27,16 +27,16 @@ from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import IndependentStream
-from hushgrad.release import earlier, frames, keys, owner
+from hushgrad.release import frames, journal_history, keys, owner
 from hushgrad.release import journal as journals
-from hushgrad.release import place as places
+from hushgrad.release import journal_place as places
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin
 from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling.attendance import Attendance
-from hushgrad.train import Checkpoint, Plan, make_private, parts
+from hushgrad.train import Checkpoint, Plan, make_private, micro_batches
 from hushgrad.train.books import Books
 
 KEY = RunKey(bytes(range(32)), fresh=True)
@@ -124,7 +124,7 @@ def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_g
     path.write_bytes(lost)
     with pytest.raises(ArgumentError, match="damaged"):  # on a machine that did not stop, that is damage
         Journal.open(path, KEY, Owner(tmp_path, newest=True))
-    for module in (journals, earlier, places):
+    for module in (journals, journal_history, places):
         monkeypatch.setattr(module, "boot_identity", lambda: "another start")
     journal = Journal.open(path, KEY, Owner(tmp_path, newest=True))
     journal.seek(*after[9])
@@ -889,7 +889,7 @@ def test_a_state_is_never_on_the_disk_before_the_journal_that_it_counts_on(tmp_p
 def test_the_copy_of_a_hook_says_nothing():
     calls = []
     model = torch.nn.Linear(2, 1)
-    hook = parts._Hook(model, lambda args, kwargs: calls.append(1))
+    hook = micro_batches._Hook(model, lambda args, kwargs: calls.append(1))
     model.register_forward_pre_hook(hook, with_kwargs=True)
     copied = copy.deepcopy(model)
     copied(torch.ones(1, 2))
@@ -903,4 +903,7 @@ def test_the_copy_of_a_hook_says_nothing():
 def test_settling_counts_what_the_journal_released(tmp_path):
     path = tmp_path / "journal"
     _life(path, 7)
-    assert len(earlier.shown(path).digests) == 7 and earlier.shown(path).bound == {"key": KEY.fingerprint, "plan": "x"}
+    assert len(journal_history.shown(path).digests) == 7 and journal_history.shown(path).bound == {
+        "key": KEY.fingerprint,
+        "plan": "x",
+    }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hushgrad.clipping import Adaptive
-from hushgrad.clipping.adaptive import AdaptiveThere
+from hushgrad.clipping.adaptive import AdaptiveOnDevice
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.denoise import Kalman
 from hushgrad.errors import CaptureError
@@ -175,12 +175,12 @@ def test_an_adaptive_clip_norm_moves_by_its_noisy_count():
     core.finished(noised, None)
     assert core.clip == noised.moved and core.clip_norm == core.clip.sensitivity(Relation.ADD_REMOVE) != NORM
     there = release(plan)  # the same where the clip norm lies on a device, also if the batch there is filled up
-    there.use_clip(AdaptiveThere(clip, torch.tensor([NORM])))
+    there.use_clip(AdaptiveOnDevice(clip, torch.tensor([NORM])))
     filled = Seen(fixed=torch.cat([NORMS, torch.tensor([-1.0])]))
     for waited in (True, False):
         there.placement.waited_for = waited
         noised, _ = there.privatise(filled, 0, 2)
-        assert (noised.norms is NORMS) is waited and isinstance(noised.moved, AdaptiveThere)
+        assert (noised.norms is NORMS) is waited and isinstance(noised.moved, AdaptiveOnDevice)
         assert noised.moved.fetched.max_grad_norm == pytest.approx(core.clip.max_grad_norm, rel=1e-6)
     assert there.witness(noised) == there.witness(noised._replace(moved=noised.moved.fetched))
     there.finished(noised, None)

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import BLT
-from hushgrad.release import sealed
+from hushgrad.release import encryption
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.tree import read_tree
 
@@ -45,7 +45,7 @@ def _life(folder, steps):
 
 @pytest.mark.parametrize("piece", [1 << 28, 1000])
 def test_neither_key_nor_noise_nor_who_took_part_lies_in_a_file(tmp_path, kek, monkeypatch, piece):
-    monkeypatch.setattr(sealed, "_PIECE", piece)
+    monkeypatch.setattr(encryption, "_PIECE", piece)
     secrets, _, _ = _life(tmp_path / "run", 4)
     assert len(secrets) > 3
     for path in (tmp_path / "run").iterdir():
@@ -82,13 +82,13 @@ def test_a_missing_keyring_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "keyring", None)
     monkeypatch.setenv("HUSHGRAD_KEK", "keyring:hushgrad")
     with pytest.raises(ArgumentError, match="pip install keyring"):
-        sealed.wrapping_key()
+        encryption.wrapping_key()
 
 
 def test_a_sealed_file_that_says_it_is_empty_shows_it():
     """Without a piece there was no tag, and whoever had no key could put it in the place of any other."""
-    head = sealed.seal(b"", bytes(32))
-    assert sealed.unseal(head, "state", bytes(32)) == b""
-    for forged in (head[:-28], sealed.seal(b"content", bytes(32))[:18] + bytes(8), sealed.seal(b"", bytes([1]) * 32)):
+    head = encryption.seal(b"", bytes(32))
+    assert encryption.unseal(head, "state", bytes(32)) == b""
+    for forged in (head[:-28], encryption.seal(b"content", bytes(32))[:18] + bytes(8), encryption.seal(b"", bytes([1]) * 32)):
         with pytest.raises(ArgumentError, match="wrapping key"):
-            sealed.unseal(forged, "state", bytes(32))
+            encryption.unseal(forged, "state", bytes(32))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hushgrad.release.placement.secrets import shared_secret
+from hushgrad.release.placement.shared_secret import shared_secret
 
 
 class _Wire:

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.train import Checkpoint, Plan, Private, make_private
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.invariant_sizes import InvariantSizes
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_a_batch_under_other_threads_is_refused_before_its_passes() -> None:
 
 def test_where_no_size_was_looked_for_any_number_will_do() -> None:
     torch.manual_seed(0)
-    own = OwnSizes.of(nn.LayerNorm(3))
+    own = InvariantSizes.of(nn.LayerNorm(3))
     torch.set_num_threads(2)
     own.require_threads()
     assert own.threads is None

@@ -19,8 +19,8 @@ from hushgrad.clipping import Adaptive, PerLayer
 from hushgrad.errors import ArgumentError
 from hushgrad.noise.streams import IndependentStream
 from hushgrad.recipes import Recipe, train
-from hushgrad.release.earlier import shown
 from hushgrad.release.journal import Journal
+from hushgrad.release.journal_history import shown
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import RoundRobin
 from hushgrad.testing.defects import DEFECTS, bench

@@ -190,10 +190,10 @@ def test_a_command_may_multiply_before_its_run_is_made():
 import os, sys
 import torch
 from hushgrad.cli import entry, main
-from hushgrad.train.own_sizes import OwnSizes
+from hushgrad.train.invariant_sizes import InvariantSizes
 def command():
     torch.randn(64, 5) @ torch.randn(5, 1)
-    print(os.environ["MKL_CBWR"], len(OwnSizes.of(torch.nn.Linear(5, 1)).notes), flush=True)
+    print(os.environ["MKL_CBWR"], len(InvariantSizes.of(torch.nn.Linear(5, 1)).notes), flush=True)
     return 0
 main.main = command
 for own in (None, "COMPATIBLE"):  # nothing set, and the user's own; each in a process of its own that has not multiplied yet

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from hushgrad.clipping import Capture, Flat, clipped_sum, cross
+from hushgrad.clipping import Capture, Flat, clipped_sum, joint_norms
 from hushgrad.clipping.rules import linear
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.testing.rules import one_by_one, sum_of_sines
@@ -77,8 +77,8 @@ def test_tied_weights_modules_called_twice_and_broadcast_positions(positions, B)
 @pytest.mark.parametrize("pairs_at_most", [0, 4])
 @pytest.mark.parametrize("keep", [0, 1 << 26])
 def test_joint_norms_by_pairs_and_by_sums_agree(monkeypatch, pairs_at_most, keep):
-    monkeypatch.setattr(cross, "_PAIRS_AT_MOST", pairs_at_most)
-    monkeypatch.setattr(cross, "_CHUNK", 100)
+    monkeypatch.setattr(joint_norms, "_PAIRS_AT_MOST", pairs_at_most)
+    monkeypatch.setattr(joint_norms, "_CHUNK", 100)
     monkeypatch.setattr(linear, "_KEEP_AT_MOST", keep)
     model, ids = Tied().double(), torch.randint(11, (5, 9))
     model.tokens.padding_idx = 3
@@ -107,7 +107,7 @@ class Loop(nn.Module):
 @pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4)])
 @pytest.mark.parametrize("chunk", [1, 1 << 24])
 def test_a_layer_in_a_loop(calls, width, shape, chunk, monkeypatch):
-    monkeypatch.setattr(cross, "_CHUNK", chunk)
+    monkeypatch.setattr(joint_norms, "_CHUNK", chunk)
     model, x = Loop(calls, width).double(), torch.randn(shape).double()
     expected = oracle(model, (x,))
     capture = attached(model)

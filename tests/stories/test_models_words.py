@@ -21,7 +21,7 @@ from test_models_causal import (
     transformers,
 )
 
-from hushgrad.clipping.merged import require_unmerged
+from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.errors import HushgradError
 from hushgrad.train import Plan, make_private
 

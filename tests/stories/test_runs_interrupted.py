@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError
-from hushgrad.release import earlier, place
+from hushgrad.release import journal_history, journal_place
 from hushgrad.release.core import Release
 from hushgrad.train import Checkpoint, Plan, make_private
 
@@ -140,7 +140,7 @@ def test_a_journal_that_was_put_back_is_known_by_its_birth_where_the_disk_gives_
     first = Life(tmp_path, collections.defaultdict(set)).to(2)
     first.private.detach()
     if birth is not None:  # another file, with this one's number
-        for room in (place, earlier):
+        for room in (journal_place, journal_history):
             monkeypatch.setattr(room, "born", lambda file: birth)
     again = Life(tmp_path, collections.defaultdict(set)).to(3)
     assert any("copied or put back" in note for note in again.private.spent().notes) == (birth is not None)

@@ -88,7 +88,7 @@ def audit_run(
         confidence: of the lower bounds.
         key: the key that the compared steps are taken under, for its owner; fresh by default.
         journal: with the run's own key and its first weights on the bench: the digests of its releases
-            (:func:`hushgrad.release.earlier.shown`), which the compared steps must repeat.
+            (:func:`hushgrad.release.journal_history.shown`), which the compared steps must repeat.
     """
     audit = _Audit(bench, seed, World.here().share_key(RunKey.make(key)), list(journal))
     if bench.is_whole:

@@ -20,8 +20,8 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
-from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL
+from hushgrad.release.journal_history import shown
 from hushgrad.release.keys import KEY, read_key
 from hushgrad.train.plan import Plan
 

@@ -28,8 +28,8 @@ from hushgrad.budget.belonging import require_belonging
 from hushgrad.errors import ArgumentError, HushgradError, StorageError
 from hushgrad.events import Event, Repeat, Unanalysed
 from hushgrad.guarantee import Ledger
-from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL
+from hushgrad.release.journal_history import shown
 from hushgrad.release.keys import destroy
 from hushgrad.release.owner import Owner
 

@@ -16,7 +16,7 @@ def entry() -> int:
 
     Before it Python shows a traceback, so little is imported to get here.
     """
-    os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL is asked before its first product, see hushgrad.clipping.bits
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL is asked before its first product, see hushgrad.clipping.batch_invariance
     try:
         threading = sys.modules.get("threading")  # where nobody has imported it, this is the only thread
         here = threading is None or threading.current_thread() is threading.main_thread()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hushgrad.clipping.batchnorm import replace_batchnorm
     from hushgrad.clipping.capture import Capture
     from hushgrad.clipping.functional import clipped_sum
-    from hushgrad.clipping.isolated import isolation, isolation_at_first_call
+    from hushgrad.clipping.isolation_check import isolation, isolation_at_first_call
     from hushgrad.clipping.rules.parameter import Shared
     from hushgrad.clipping.rules.standardised import WSConv2d
     from hushgrad.clipping.selfcheck import self_check

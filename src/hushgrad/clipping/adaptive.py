@@ -14,7 +14,7 @@ from hushgrad.events import Event, Gaussian, Relation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Adaptive", "AdaptiveThere"]
+__all__ = ["Adaptive", "AdaptiveOnDevice"]
 
 _FARTHEST = 50.0  # |log C| at most: past any real gradient, and far from what floats cannot hold
 
@@ -113,7 +113,7 @@ class Adaptive(Clipper):
         target = log(self.max_grad_norm) - self.learning_rate * (fraction - self.quantile)
         return replace(self, max_grad_norm=exp(min(max(target, -_FARTHEST), _FARTHEST)))
 
-    def counted_there(self, raw_norms: Tensor, noise: Callable[[Tensor], None], norm: Tensor | None) -> AdaptiveThere:
+    def counted_there(self, raw_norms: Tensor, noise: Callable[[Tensor], None], norm: Tensor | None) -> AdaptiveOnDevice:
         """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, and nobody waits.
 
         Args:
@@ -128,7 +128,7 @@ class Adaptive(Clipper):
         count = (wide <= here).to(wide.dtype).sub_(0.5).masked_fill_(wide < 0, 0.0).sum(0, keepdim=True)
         noise(count)
         target = here.log().sub_(count.div_(self.batch_size).add_(0.5 - self.quantile), alpha=self.learning_rate)
-        return AdaptiveThere(self, target.clamp_(-_FARTHEST, _FARTHEST).exp_())
+        return AdaptiveOnDevice(self, target.clamp_(-_FARTHEST, _FARTHEST).exp_())
 
     # The price ------------------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Adaptive(Clipper):
         return 2 * self.count_noise  # an example moves the centred count by 1/2
 
 
-class AdaptiveThere(Clipper):
+class AdaptiveOnDevice(Clipper):
     """An :class:`Adaptive` clipper whose norm lies on a device, where the last step has moved it: a number of one element."""
 
     def __init__(self, options: Adaptive, norm: Tensor) -> None:

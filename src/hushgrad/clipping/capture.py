@@ -11,27 +11,27 @@ from torch import Tensor, nn
 
 from hushgrad import _check
 from hushgrad.clipping._torch import left_alone
-from hushgrad.clipping.announcing import Announcing
-from hushgrad.clipping.answering import Answering
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
-from hushgrad.clipping.held import Held
+from hushgrad.clipping.declarations import Declarations
+from hushgrad.clipping.grad_scaler import unwatch, watch
+from hushgrad.clipping.parameter_placement import ParameterPlacement
 from hushgrad.clipping.proof.explain import explained
+from hushgrad.clipping.proof_interface import ProofInterface
 from hushgrad.clipping.reduce import Part, together
 from hushgrad.clipping.root import Root
-from hushgrad.clipping.scaled import unwatch, watch
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sites import sites_of, sum_dtype
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.clipping.tape import Tape
 
 if TYPE_CHECKING:
-    from hushgrad.clipping.held import Added
+    from hushgrad.clipping.parameter_placement import Added
 
 __all__ = ["Capture"]
 
 
-class Capture(Announcing, Answering):
+class Capture(Declarations, ProofInterface):
     """Watches a model's forward and backward passes and gives the sum of clipped per-example gradients.
 
     sum_i w_i G_i, where G_i is the gradient of example i's own loss and w_i = ``clipper.weights(‖G_i‖²)``. The model, its
@@ -72,7 +72,7 @@ class Capture(Announcing, Answering):
         loss_reduction: str = "mean",
         unused: str = "raise",
         check_isolation: bool = True,
-        held: Held | None = None,
+        held: ParameterPlacement | None = None,
         certificate: Certificate | None = None,
         copies: int = 1,
         fixed: int | None = None,
@@ -86,7 +86,7 @@ class Capture(Announcing, Answering):
         self.late = False  # one that was repeated, of passes like those whose gradients counted
         self.first_size: tuple[Any, ...] | None = None  # of one example in each input, in the first pass
         self.resized = False  # it was another one in some other
-        self._held = held or Held()
+        self._held = held or ParameterPlacement()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped
         if certificate is not None and loss_reduction == "mean":

@@ -19,13 +19,13 @@ from hushgrad import _check
 from hushgrad.clipping._torch import backward_task, is_autocast, set_grad
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.clipper import Clipper
+from hushgrad.clipping.device_sum import summed_on_device
 from hushgrad.clipping.grouping import BESIDE, Grouping
-from hushgrad.clipping.heavy import is_light
+from hushgrad.clipping.heavy_units import is_light
 from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.record import clipped
 from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.sums import RoundedSum, RowSum, Sum
-from hushgrad.clipping.there import summed_there
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Collecting(Grouping):
         calls, factor = batch.calls, batch.factor(mean=self.loss_reduction == "mean") / self._copies
         counted = batch.examples - batch.padding if batch.padding or self._fixed is not None else None  # None: all take part
         if not calls[0].site.params[0].is_cpu:
-            return Part(*summed_there(calls, factor, clipper, sums, scale, counted))
+            return Part(*summed_on_device(calls, factor, clipper, sums, scale, counted))
         rows: list[Tensor] = []
         masses: list[Mass] = []
         for call in calls:

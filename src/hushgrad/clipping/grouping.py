@@ -23,7 +23,7 @@ from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
     from hushgrad.clipping.collecting import Batch
-    from hushgrad.clipping.held import Added
+    from hushgrad.clipping.parameter_placement import Added
     from hushgrad.clipping.tape import Tape
 
 __all__ = ["BESIDE", "Grouping"]

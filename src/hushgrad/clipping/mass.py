@@ -3,7 +3,7 @@
 A weighted sum adds an example's parts w g_t x_t^T one by one to what all others have added. If they are far larger than their sum they
 push everybody else's low bits out, whatever the norm of the sum is. The *mass* m = sum_t ‖x_t‖ ‖g_t‖ >= ‖G‖ bounds what they can do. An
 example with w m above a cap times the clip norm is *heavy*: its gradient is formed alone, measured, clipped by the norm of what
-was formed, and added as one term (see :mod:`hushgrad.clipping.heavy`).
+was formed, and added as one term (see :mod:`hushgrad.clipping.heavy_units`).
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ from torch import Tensor
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper, added, usable
-from hushgrad.clipping.cross import joint_norms
-from hushgrad.clipping.heavy import Columns, by_group, form, heavy_units
+from hushgrad.clipping.device_sum import FILLED, cleaned_in_place, filled, held_back, raised
+from hushgrad.clipping.heavy_units import Columns, by_group, form, heavy_units
+from hushgrad.clipping.joint_norms import joint_norms
 from hushgrad.clipping.mass import Mass
 from hushgrad.clipping.rejected import Counted, joined
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
-from hushgrad.clipping.there import FILLED, cleaned_in_place, filled, held_back, raised
 
 __all__ = ["Group", "Part", "Use", "add_clipped", "together"]
 

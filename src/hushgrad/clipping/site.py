@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hushgrad.clipping import placed
+from hushgrad.clipping import gradient_layout
 from hushgrad.clipping._torch import backward_task, holders, hooked, transform, unwatched
 from hushgrad.clipping.base import Rule
-from hushgrad.clipping.inner import Inner
+from hushgrad.clipping.grad_scaler import scaled_tasks
+from hushgrad.clipping.inner_graph import Inner
 from hushgrad.clipping.outputs import Outputs, is_reshape, tensors_of, with_tensors
 from hushgrad.clipping.proof.structure import NATIVE, Place
 from hushgrad.clipping.record import Record, versions_of
-from hushgrad.clipping.scaled import scaled_tasks
 
 if TYPE_CHECKING:
     from hushgrad.clipping.collecting import Batch
@@ -67,13 +67,13 @@ class Call:
         if tape.deaf:
             return
         if self.place is not NATIVE:
-            placed.arrive(self, self.place, grads)
+            gradient_layout.arrive(self, self.place, grads)
             return
         self.add(grads)
         if self.rule.hot:
             tape.quiet(self.prepare)
 
-    take, require_all, _add_again = placed.take, placed.require_all, placed.add_again
+    take, require_all, _add_again = gradient_layout.take, gradient_layout.require_all, gradient_layout.add_again
 
     def add(self, grads: tuple[Tensor | None, ...], x: Tensor | None = None) -> None:
         """Open the record, with ``x`` in the place of the input; or add a second loss over the same pass."""

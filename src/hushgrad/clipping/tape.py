@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from hushgrad.clipping.collecting import Batch, Batches
+from hushgrad.clipping.grad_scaler import SCALED
 from hushgrad.clipping.proof.messages import differentiated
 from hushgrad.clipping.proof.structure import NATIVE
-from hushgrad.clipping.scaled import SCALED
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:

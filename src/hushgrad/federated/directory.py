@@ -18,8 +18,8 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
-from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
+from hushgrad.release.journal_history import shown
 from hushgrad.release.keys import KEY, RunKey, read_key, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.train.plan import Plan

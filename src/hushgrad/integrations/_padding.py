@@ -5,7 +5,7 @@ out: then one person moves everybody's gradient, and clipping bounds nothing. It
 other tokens in the place of padding, and no padding at all, must leave the loss as it is.
 
 In half precision even a model that masks padding rounds every text otherwise where there is more of it: then every run, whoever loops,
-wants one length (:class:`hushgrad.train.own_sizes.OneLength`).
+wants one length (:class:`hushgrad.train.invariant_sizes.OneLength`).
 """
 
 from __future__ import annotations

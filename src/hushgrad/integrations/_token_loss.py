@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.train.tried import aside
+from hushgrad.train.trial_passes import aside
 
 _IGNORED = -100  # transformers' mark for a label that does not count
 _OWN_LOSS = "Override compute_loss with the mean over the examples of what depends on one example alone."

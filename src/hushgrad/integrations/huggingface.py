@@ -17,7 +17,7 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("hushgrad.integrations.huggingface needs transformers: pip install 'hushgrad[hf]'.") from error
 
 from hushgrad import _check
-from hushgrad.clipping.merged import require_unmerged
+from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, refuse_search, require_fitting, require_known
@@ -33,7 +33,7 @@ from hushgrad.train.loop import Loop
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
-from hushgrad.train.tried import aside, packing
+from hushgrad.train.trial_passes import aside, packing
 
 __all__ = ["PrivateTrainer", "token_loss"]
 

@@ -18,10 +18,10 @@ from hushgrad.recipes.planned import from_table
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.spending import public_size
 from hushgrad.release.atomic import replacing
-from hushgrad.release.earlier import shown
 from hushgrad.release.journal import JOURNAL, Journal
-from hushgrad.train.admitted import require_room
+from hushgrad.release.journal_history import shown
 from hushgrad.train.plan import Plan
+from hushgrad.train.plan_checks import require_room
 
 ENCODER = "encoder.json"
 _BOUND = "learned numbers"  # in the journal

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from hushgrad import _check
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import RESERVATION
-from hushgrad.clipping.bits import ask_for_own_bits
+from hushgrad.clipping.batch_invariance import request_batch_invariance
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.allocator import keep_large_blocks
@@ -135,7 +135,7 @@ def _trained(
     keep_large_blocks()
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
-    ask_for_own_bits()  # before the first product
+    request_batch_invariance()  # before the first product
     before = Before(recipe, out, key)
     data = recipe.make_data(before) if data is None else data
     model = recipe.make_model(data)

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping import Capture, ClippedSum
-from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
+from hushgrad.clipping.adaptive import Adaptive, AdaptiveOnDevice
 from hushgrad.errors import CaptureError
-from hushgrad.release.standing import Standing
+from hushgrad.release.run_state import RunState
 
 __all__ = ["Noised", "Placement", "Release", "other_examples"]
 
@@ -41,7 +41,7 @@ class Noised(NamedTuple):
     step: int
     sums: dict[str, Tensor]
     norms: Tensor  # of the contributions, which tell one batch from another
-    moved: Adaptive | AdaptiveThere | None  # what an adaptive clip norm moves to
+    moved: Adaptive | AdaptiveOnDevice | None  # what an adaptive clip norm moves to
     std: float  # of the noise
     raw_rows: dict[str, Tensor]  # the sums of lazy tables, whose noise is added later: never released as they are
 
@@ -74,7 +74,7 @@ class Placement:
         return grads
 
 
-class Release(Standing):
+class Release(RunState):
     """(sum_i w_i g_i + noise_multiplier C row(t)) / batch_size, denoised: one run's noise, clip norm and denoiser.
 
     Each sum is written once and its noise added to it in one pass. Where a sum has few rows in a large table (embeddings) the
@@ -138,7 +138,7 @@ class Release(Standing):
 
     def witness(self, noised: Noised) -> bytes:
         """A digest of all that the step will release: its sums with their noise, and where the clip norm moves to."""
-        moved = noised.moved.fetched if isinstance(noised.moved, AdaptiveThere) else noised.moved
+        moved = noised.moved.fetched if isinstance(noised.moved, AdaptiveOnDevice) else noised.moved
         more = (b"" if self.noted is None else self.noted()) + (b"" if moved is None else struct.pack("<d", moved.max_grad_norm))
         seen, self.source.seen = self.source.seen, None
         covered = {**noised.raw_rows, **noised.sums} if noised.raw_rows else noised.sums

@@ -1,10 +1,10 @@
-"""A file of frames that is only ever appended to: what a journal is written in.
+"""An append-only file of checksummed frames: the format of a journal.
 
-After a line of magic come frames of 8 bytes: a kind, 5 bytes, and 2 bytes of a checksum that runs over the whole file. Behind a frame
-of kind ``j`` follows as much JSON as its 5 bytes say. One process writes it: the file itself is locked, by whatever name it was
-opened (a hard link, a mount), besides its folder. It knows where it lies, so that a copy is known as one, and its folder knows how long
-it is (:mod:`place <hushgrad.release.place>`), so that one that was cut, or that an older one was put in the place of, is known, too. Where
-the folder was put back as well (``cp -a``), the file was changed at another time than the folder says, which the system alone writes down.
+After a magic line come frames of 8 bytes: a kind, 5 bytes of content, and 2 bytes of a checksum that runs over the whole file. A frame
+of kind ``j`` is followed by JSON, whose length is its content. One process writes: the file itself is locked, under whatever name it was
+opened (a hard link, a mount), and so is its folder. The file stores its own location, so a copy is recognised. The folder stores its length
+(:mod:`hushgrad.release.journal_place`), so a truncated or older file in its place is recognised. If the folder was restored as well
+(``cp -a``), the file's change time, which only the operating system can set, differs from the one in the folder.
 
 Flushing takes milliseconds. So a mark reserves as many steps as fit into four hundred times that, before the first of them begins.
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hushgrad.errors import ArgumentError, StorageError
+from hushgrad.release.journal_place import Known, Place
 from hushgrad.release.owner import locked
-from hushgrad.release.place import Known, Place
 
 __all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "Marks", "damaged", "frames_in"]
 

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad.errors import ArgumentError, HushgradError
-from hushgrad.release.earlier import Earlier, other_story
 from hushgrad.release.frames import SHORT, WAYS_ON, Frames, Marks
+from hushgrad.release.journal_history import JournalHistory, other_story
+from hushgrad.release.journal_place import Known
 from hushgrad.release.keys import RunKey
 from hushgrad.release.once import Once
 from hushgrad.release.owner import Owner, boot_identity, forked
-from hushgrad.release.place import Known
 
 __all__ = ["JOURNAL", "WAYS_ON", "Journal"]
 
@@ -97,7 +97,7 @@ class Journal:
         """
         journal, frames = cls._in(path, key, owner, new=False)
         try:
-            earlier = Earlier.of(frames)
+            earlier = JournalHistory.of(frames)
         except BaseException:
             journal.close()
             raise

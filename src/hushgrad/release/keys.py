@@ -3,7 +3,7 @@
 Everything secret that a run, a search or a server ever writes is one of the names below, so what one function cannot find does
 not exist. Erasing overwrites, flushes and unlinks; on a copy-on-write or wear-levelled disk only the encryption of the disk
 erases the old blocks for certain. With ``HUSHGRAD_KEK`` in the environment keys and states are encrypted at rest, and a copied folder
-alone tells nothing that was not released: see :mod:`hushgrad.release.sealed`.
+alone tells nothing that was not released: see :mod:`hushgrad.release.encryption`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
+from hushgrad.release.encryption import seal, unseal, wrapping_key
 from hushgrad.release.owner import Owner
-from hushgrad.release.sealed import seal, unseal, wrapping_key
 
 __all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "write_key"]
 

@@ -18,24 +18,24 @@ from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.guarantee import Ledger
 from hushgrad.release.core import Release
+from hushgrad.release.deferred_digests import DeferredDigests
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
-from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.placement import placement_of
 from hushgrad.release.placement.device import with_cipher
+from hushgrad.release.placement.lockstep import CheckedTogether
 from hushgrad.release.placement.sharded import is_sharded
-from hushgrad.release.placement.together import CheckedTogether
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.train.after.averaged import Averaged
+from hushgrad.train.batch_invariance import BatchInvariance
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard, Watch
+from hushgrad.train.invariant_sizes import InvariantSizes, OneLength
 from hushgrad.train.losses import Losses
-from hushgrad.train.own_bits import OwnBits
-from hushgrad.train.own_sizes import OneLength, OwnSizes
-from hushgrad.train.parts import Parts
+from hushgrad.train.micro_batches import Parts
 from hushgrad.train.plan import Plan
 from hushgrad.train.saving import Saving
 
@@ -74,7 +74,7 @@ class Attached(Saving):
         if plan.certified:
             for device in {p.device for p in self._params.values()}:
                 require_double(device, "certified sums")
-        self._own = OwnSizes.of(model, certified=plan.certified)
+        self._own = InvariantSizes.of(model, certified=plan.certified)
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
         # Formulas are chosen by a public number of examples. How many a batch of users has is not public: a guess costs time where it is
         # wrong, and nothing else.
@@ -102,9 +102,9 @@ class Attached(Saving):
         self._raw_norms: Tensor = torch.empty(0, dtype=torch.float32)
         self._raw_loss: Any = None
         self._rejected, self._splitting = Rejected(), False
-        self._later = Later(self._enter_later)
+        self._later = DeferredDigests(self._enter_later)
         self._lazy: LazyTables | None = None
-        self._bits = OwnBits(self._capture, self._world)
+        self._bits = BatchInvariance(self._capture, self._world)
         self._parts = Parts(model, self._announce_part)
         self.losses = Losses(self._capture, together=self.sharding is not None, must=plan.certified and loss_reduction is None)
         self._handles: list[Any] = [self._parts]

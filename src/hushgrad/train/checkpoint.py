@@ -23,12 +23,12 @@ from hushgrad import _check
 from hushgrad._universal import digest_of
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
-from hushgrad.release.earlier import shown
+from hushgrad.release.encryption import wrapping_key
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
+from hushgrad.release.journal_history import shown
 from hushgrad.release.keys import KEY, erase, read_key, secrets_in, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
-from hushgrad.release.sealed import wrapping_key
 from hushgrad.train.private import Private
 from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
 from hushgrad.train.tree import read_tree, rng_state, set_rng_state, understood, write_tree

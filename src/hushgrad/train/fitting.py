@@ -20,15 +20,15 @@ from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.arguments import has_rows
 from hushgrad.train.callbacks import OnStep, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
+from hushgrad.train.loss_arguments import has_rows
+from hushgrad.train.opacus_names import OPACUS
 from hushgrad.train.options import DATALOADER
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
-from hushgrad.train.tried import aside
-from hushgrad.train.words import OPACUS
+from hushgrad.train.trial_passes import aside
 
 __all__ = ["Passes", "fit", "run_steps"]
 

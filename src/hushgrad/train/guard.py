@@ -21,10 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hushgrad import _check
 from hushgrad._printed import at_most
-from hushgrad.clipping.scaled import SCALED
+from hushgrad.clipping.grad_scaler import SCALED
 from hushgrad.errors import ArgumentError, BudgetExceeded, CaptureError
 from hushgrad.events import Participation
-from hushgrad.train.released import Released
+from hushgrad.train.untrained_state import Released
 
 if TYPE_CHECKING:
     from hushgrad.train.attached import Attached

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping.there import filled
+from hushgrad.clipping.device_sum import filled
 from hushgrad.errors import ArgumentError, NotIsolated
-from hushgrad.train.arguments import Arguments, only, ordinary, rows_of
 from hushgrad.train.kept import Kept, binds_data, made_by
+from hushgrad.train.loss_arguments import Arguments, only, ordinary, rows_of
 from hushgrad.train.losses import Losses
-from hushgrad.train.tried import Constant, aside
+from hushgrad.train.trial_passes import Constant, aside
 
 __all__ = ["PrivateLoss"]
 

@@ -19,10 +19,10 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.ciphers import CIPHERS
 from hushgrad.sampling.base import Sampler
-from hushgrad.train.admitted import require_comparable, require_consistent, require_room, require_theorems
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
-from hushgrad.train.usual import UsualPlans
+from hushgrad.train.plan_checks import require_comparable, require_consistent, require_room, require_theorems
+from hushgrad.train.plan_constructors import PlanConstructors
 
 if TYPE_CHECKING:
     from hushgrad.accounting.base import Accountant
@@ -35,7 +35,7 @@ class _Description(Value, family="plan"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(UsualPlans, _Description):
+class Plan(PlanConstructors, _Description):
     r"""A private run as data: who takes part, how gradients are clipped, what noise is added, for how many steps.
 
     Step t releases (sum_i clip(g_i) + ``noise_multiplier`` C (C⁻¹Z)_t) / ``batch_size``: C is the clip norm, C⁻¹Z the rows of

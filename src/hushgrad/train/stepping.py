@@ -26,22 +26,22 @@ from hushgrad.clipping import Capture
 from hushgrad.clipping.rejected import Rejected
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.release.core import Noised, Release, other_examples
+from hushgrad.release.deferred_digests import DeferredDigests
 from hushgrad.release.journal import Journal
-from hushgrad.release.later import Later
 from hushgrad.release.lazy import LazyTables
-from hushgrad.release.passes import Closure, run_passes
 from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
+from hushgrad.release.probe_passes import Closure, run_passes
 from hushgrad.sampling.attendance import TOGETHER, Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.after.averaged import Averaged
+from hushgrad.train.batch_invariance import BatchInvariance
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard
+from hushgrad.train.invariant_sizes import InvariantSizes, OneLength
 from hushgrad.train.losses import Losses
-from hushgrad.train.own_bits import OwnBits
-from hushgrad.train.own_sizes import OneLength, OwnSizes
-from hushgrad.train.parts import Parts
+from hushgrad.train.micro_batches import Parts
 from hushgrad.train.plan import Plan
 
 __all__ = ["Issued", "Stepping"]
@@ -76,10 +76,10 @@ class Stepping:
     _release: Release
     _journal: Journal
     _contract: DataContract
-    _later: Later
+    _later: DeferredDigests
     _lazy: LazyTables | None
-    _bits: OwnBits
-    _own: OwnSizes
+    _bits: BatchInvariance
+    _own: InvariantSizes
     _length: OneLength
     _parts: Parts
     _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none

@@ -23,7 +23,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, HushgradError
-from hushgrad.release.sealed import is_sealed, seal, unseal, wrapping_key
+from hushgrad.release.encryption import is_sealed, seal, unseal, wrapping_key
 
 __all__ = ["read_tree", "understood", "write_tree"]
 

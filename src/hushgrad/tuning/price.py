@@ -23,8 +23,8 @@ from hushgrad.events import Event, OneOf
 from hushgrad.recipes.before import Before
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.recipe import Recipe
-from hushgrad.train.admitted import require_room
 from hushgrad.train.plan import Plan
+from hushgrad.train.plan_checks import require_room
 from hushgrad.tuning.cost import ACCOUNTANT, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.score import trial_event
 from hushgrad.tuning.space import Settings, settings_of, with_candidate

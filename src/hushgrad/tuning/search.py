@@ -19,7 +19,7 @@ from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, new_folder, require_allowed
-from hushgrad.release import earlier
+from hushgrad.release import journal_history
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, finish, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
@@ -226,7 +226,7 @@ def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
             raise ArgumentError(f"Expected the journal beside {KEY}: without it nobody knows what was scored. {WAYS_ON}")
         return key, Journal.open(journal, key, owner)
     shown = [*folder.glob("[0-9]*"), *folder.parent.glob(ENCODER)]  # the key was there before either of them
-    if shown or (journal.exists() and earlier.shown(journal).is_begun):
+    if shown or (journal.exists() and journal_history.shown(journal).is_begun):
         raise ArgumentError(f"Expected {KEY}: this search has begun, and without its key it cannot go on. {WAYS_ON}")
     key = RunKey.make(seed=search.recipe.run.seed)
     made = Journal.create(journal, key, owner, {"plan": plan, "run": key.run_name()})

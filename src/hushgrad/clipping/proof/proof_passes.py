@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import checkpoints_off
+from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.clipping.layout import Layout
-from hushgrad.clipping.marks import mark_of
 from hushgrad.clipping.proof.call_trace import CallTrace, KnownTraces
 from hushgrad.clipping.proof.changed_weights import lifted
 from hushgrad.clipping.proof.fixed_randomness import (
@@ -179,7 +179,7 @@ class ProofPasses:
         return output
 
     def _marks(self) -> dict[str, Any]:
-        return {name: mark_of(p) for name, p in self.model.named_parameters()}
+        return {name: fingerprint(p) for name, p in self.model.named_parameters()}
 
     def _note(self) -> None:
         self._wrote = True

@@ -27,7 +27,7 @@ from hushgrad.clipping.proof.finite_shares import Shares, finite_shares, nonfini
 from hushgrad.clipping.proof.graph import Border
 from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.clipping.proof.survey import one_owner_each
-from hushgrad.clipping.pull import pulled
+from hushgrad.clipping.pullback import pullback
 from hushgrad.clipping.rules.experts import Routed
 from hushgrad.errors import CaptureError
 
@@ -148,7 +148,7 @@ def _send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Seque
 
 def _pulled_apart(edge: GradientEdge, inputs: list[GradientEdge], share: Tensor, reading: Reading) -> Shares:
     return finite_shares(
-        ask=lambda by: pulled([edge], inputs, [share if by == 1 else share * by]),
+        ask=lambda by: pullback([edge], inputs, [share if by == 1 else share * by]),
         zero=lambda: ~share.reshape(len(share), -1).any(1),
         wild=lambda: nonfinite_rows(share) | reading.bad().to(share.device),
         packing=reading.packing,

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.costs import FEW
-from hushgrad.clipping.isolated import culprit
-from hushgrad.clipping.merged import require_unmerged
+from hushgrad.clipping.isolation_check import culprit
+from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.clipping.proof.call_trace import after_all
 from hushgrad.clipping.proof.changed_weights import beyond, is_lifted, nudged, overturned, switched, switches
 from hushgrad.clipping.proof.fixed_randomness import ALMOST_ONE, Draws, FixedRandomness, as_it_was, draw_from, host_draws

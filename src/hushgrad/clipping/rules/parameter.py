@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.outputs import tensors_of
-from hushgrad.clipping.pull import pulled
+from hushgrad.clipping.pullback import pullback
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
 
@@ -128,7 +128,7 @@ class Whole(Rule):
             }
             made = tensors_of(functional_call(module, values, args, dict(kwargs)))
             params = [values[name] for name in record.names]
-            found = pulled([made[k] for k, _ in given], params, [g for _, g in given])
+            found = pullback([made[k] for k, _ in given], params, [g for _, g in given])
         if not torch.equal(before, torch.get_rng_state()):
             raise CaptureError(
                 f"{type(module).__name__} draws random numbers on something that all examples share, so its call cannot be repeated. "

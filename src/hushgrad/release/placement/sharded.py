@@ -20,15 +20,15 @@ from hushgrad import _check
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.denoise.base import Denoiser, NoiseInfo
+from hushgrad.release.placement.lockstep import split_evenly
 from hushgrad.release.placement.sharded_sums import ShardedSite, ShardedSums
-from hushgrad.release.placement.together import split_evenly
 from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World, part_of
 from hushgrad.sampling.batch import Batch
 
 if TYPE_CHECKING:
     from hushgrad.clipping.clipper import Clipper
-    from hushgrad.clipping.held import Added
+    from hushgrad.clipping.parameter_placement import Added
     from hushgrad.clipping.reduce import Part
     from hushgrad.train.plan import Plan
 

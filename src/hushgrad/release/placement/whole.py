@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.held import Held
+from hushgrad.clipping.parameter_placement import ParameterPlacement
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.streams.ahead import drawn_ahead
@@ -19,7 +19,7 @@ from hushgrad.sampling.batch import Batch
 __all__ = ["Whole"]
 
 
-class Whole(Placement, Held):
+class Whole(Placement, ParameterPlacement):
     """Where the parameters of a run, their sums, their noise and their state lie; this one: whole, in one process."""
 
     in_parts = False  # whether a process holds a part of each parameter only

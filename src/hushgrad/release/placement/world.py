@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.release.keys import RunKey
-from hushgrad.release.placement.secrets import shared_secret
+from hushgrad.release.placement.shared_secret import shared_secret
 
 __all__ = ["ProcessLost", "World", "answered", "part_of"]
 

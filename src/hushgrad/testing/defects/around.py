@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hushgrad.clipping import Adaptive, Capture
 from hushgrad.clipping.rules.linear import Linear
-from hushgrad.release import passes
+from hushgrad.release import probe_passes
 from hushgrad.release.core import Release
 from hushgrad.release.lazy import LazyTable, LazyTables
 from hushgrad.release.placement.whole import Whole
@@ -78,12 +78,12 @@ def _(rounded: Any, self: Release, step: int, sums: dict[str, Tensor]) -> Any:
     return rounded(self, step, {name: 2 * total for name, total in sums.items()})
 
 
-@wrong(passes, "_at", "a filter's second probe has the wrong sign", law=_QUERY, bed="filtered")
+@wrong(probe_passes, "_at", "a filter's second probe has the wrong sign", law=_QUERY, bed="filtered")
 def _(probe: Any, point: Any, *rest: Any) -> Any:
     return probe(point._replace(coefficient=-point.coefficient) if point.shift is None else point, *rest)
 
 
-@wrong(passes, "_at", "a query is asked at the wrong point", law=_QUERY, bed="corrected")
+@wrong(probe_passes, "_at", "a query is asked at the wrong point", law=_QUERY, bed="corrected")
 def _(probe: Any, point: Any, *rest: Any) -> Any:
     return probe(point._replace(shift=None), *rest)
 

@@ -13,7 +13,7 @@ from hushgrad.release.core import Release
 from hushgrad.testing.defects.base import defect, patched, wrong
 from hushgrad.testing.defects.beds import Mixing
 from hushgrad.train.private import Private
-from hushgrad.train.released import Released
+from hushgrad.train.untrained_state import Released
 
 _APART = "no example influences what another one adds"
 COVERED = "whatever is released has noise"

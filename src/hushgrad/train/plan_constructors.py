@@ -1,4 +1,4 @@
-"""The common plans by their common names: DP-SGD, DP-FTRL and noisy full-batch descent. What they come to is in recipes.py."""
+"""The common plans by their common names: DP-SGD, DP-FTRL and noisy full-batch descent. What they come to is in build_plan.py."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hushgrad.noise.workload import Workload
 from hushgrad.sampling.base import Sampler
 from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
-from hushgrad.train.words import OPACUS
+from hushgrad.train.opacus_names import OPACUS
 
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["UsualPlans"]
+__all__ = ["PlanConstructors"]
 
 
-class UsualPlans:
+class PlanConstructors:
     """Plans from the field's usual numbers; :class:`hushgrad.train.Plan` has them."""
 
     @classmethod
@@ -99,9 +99,9 @@ class UsualPlans:
 
         Reference: Abadi et al. 2016, algorithm 1.
         """
-        from hushgrad.train import recipes
+        from hushgrad.train import build_plan
 
-        return recipes.dpsgd(**_arguments(locals()))
+        return build_plan.dpsgd(**_arguments(locals()))
 
     @classmethod
     @_check.answering(OPACUS)
@@ -180,9 +180,9 @@ class UsualPlans:
 
         Reference: Kairouz et al. 2021; Denisov et al. 2022, theorem 2.1; Choquette-Choo et al. 2023 (several epochs).
         """
-        from hushgrad.train import recipes
+        from hushgrad.train import build_plan
 
-        return recipes.dpftrl(**_arguments(locals()))
+        return build_plan.dpftrl(**_arguments(locals()))
 
     @classmethod
     @_check.answering(OPACUS)
@@ -240,10 +240,10 @@ class UsualPlans:
 
         Reference: Bassily, Smith and Thakurta 2014, with the noise of a tight accountant.
         """
-        from hushgrad.train import recipes
+        from hushgrad.train import build_plan
 
-        return recipes.dpgd(**_arguments(locals()))
+        return build_plan.dpgd(**_arguments(locals()))
 
 
 def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in scope.items() if name not in ("cls", "recipes")}
+    return {name: value for name, value in scope.items() if name not in ("cls", "build_plan")}

@@ -7,26 +7,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["mark_of"]
+__all__ = ["fingerprint"]
 
 _CHUNK = 1 << 16
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def mark_of(value: Any) -> Any:
+def fingerprint(value: Any) -> Any:
     """A number that tells a tensor from every other that a forward pass would make of it; other values stand for themselves.
 
     >>> table = torch.ones(3)
-    >>> before = mark_of(table)
+    >>> before = fingerprint(table)
     >>> table[0] += 1
-    >>> mark_of(table) == before
+    >>> fingerprint(table) == before
     False
     """
     if not isinstance(value, Tensor):
         return value
     local = value.detach()
     if hasattr(local, "__tensor_flatten__"):  # a wrapper of other tensors (quantised weights) has no bits of its own, they have
-        return type(local).__name__, tuple(value.shape), [mark_of(getattr(local, name)) for name in local.__tensor_flatten__()[0]]
+        return (
+            type(local).__name__,
+            tuple(value.shape),
+            [fingerprint(getattr(local, name)) for name in local.__tensor_flatten__()[0]],
+        )
     if type(local) is not Tensor or local.layout is not torch.strided:
         return _Copy(local.clone())
     if local.is_complex():

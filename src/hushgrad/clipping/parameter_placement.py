@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     Added = Callable[[Clipper, dict[str, Sum], float], list[Part]]  # what the passes since the last collect give, and where to
 
-__all__ = ["Held"]
+__all__ = ["ParameterPlacement"]
 
 
-class Held:
+class ParameterPlacement:
     """Every parameter is whole, in this process. Placements over several processes answer otherwise."""
 
     whole = True  # one process may run the model alone, and autograd finds the parameters themselves

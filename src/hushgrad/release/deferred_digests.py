@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["Later"]
+__all__ = ["DeferredDigests"]
 
 _MOST = 256  # steps that may wait
 
 
-class Later:
+class DeferredDigests:
     """The norms of the steps whose digest is not in the journal yet, and where it goes.
 
     Only of a run that keeps no journal on disk: there the digest tells two ledgers of one run apart, and nothing is compared with it

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad._universal import Witness
-from hushgrad.clipping.adaptive import Adaptive, AdaptiveThere
+from hushgrad.clipping.adaptive import Adaptive, AdaptiveOnDevice
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import NoiseInfo, Probe
 from hushgrad.events import Relation
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from hushgrad.release.placement.whole import Whole
     from hushgrad.train.plan import Plan
 
-__all__ = ["Standing"]
+__all__ = ["RunState"]
 
 
-class Standing:
+class RunState:
     """One run's noise, clip norm and denoiser: what a step begins with, and leaves for the next one."""
 
     def __init__(self, plan: Plan, placement: Whole, key: RunKey, *, witnessed: bool = False) -> None:
@@ -57,7 +57,7 @@ class Standing:
     def use_clip(self, clip: Clipper) -> None:
         """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
         multiplier = self._plan.noise_multiplier or 0.0
-        adaptive = clip.options if isinstance(clip, AdaptiveThere) else clip
+        adaptive = clip.options if isinstance(clip, AdaptiveOnDevice) else clip
         if isinstance(adaptive, Adaptive):
             multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
         self._adapts = isinstance(adaptive, Adaptive)
@@ -67,7 +67,7 @@ class Standing:
     @property
     def clip(self) -> Clipper:
         """The clipper of the next step, as a value."""
-        if isinstance(self.live_clip, AdaptiveThere):
+        if isinstance(self.live_clip, AdaptiveOnDevice):
             self.use_clip(self.live_clip.fetched)
         return self.live_clip
 
@@ -101,11 +101,11 @@ class Standing:
         with torch.no_grad():
             return self.placement.denoised(plan.denoise, noised.sums, info, self._filter_state)
 
-    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveThere:
+    def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveOnDevice:
         """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own."""
         clip = self.live_clip
-        assert isinstance(clip, (Adaptive, AdaptiveThere))
-        options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveThere) else (clip, None)
+        assert isinstance(clip, (Adaptive, AdaptiveOnDevice))
+        options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveOnDevice) else (clip, None)
         index = len(self.placement.params)  # that no tensor has
 
         def noise(count: Tensor) -> None:

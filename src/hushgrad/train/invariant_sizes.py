@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.bits import ROWS, ask_for_own_bits
+from hushgrad.clipping.batch_invariance import ROWS, request_batch_invariance
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.sizes import Sizes
 
-__all__ = ["OneLength", "OwnSizes"]
+__all__ = ["InvariantSizes", "OneLength"]
 
 _WIDE = 256  # wider layers are looked at as if they were so wide
 _NARROW = 16  # inputs, see _often_moves
@@ -45,7 +45,7 @@ _LENGTHS = (
 )
 
 
-class OwnSizes(NamedTuple):
+class InvariantSizes(NamedTuple):
     """The sizes that a run's batches have, what a guarantee must say about them, and torch's threads that they hold for (None: any)."""
 
     sizes: Sizes
@@ -53,11 +53,11 @@ class OwnSizes(NamedTuple):
     threads: int | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, *, certified: bool = False) -> OwnSizes:
+    def of(cls, model: nn.Module, *, certified: bool = False) -> InvariantSizes:
         """For this model on this machine, with as many threads as there are now. A device's kernels are not looked at."""
         weights = {_shape(p) for p in model.parameters() if p.dim() > 1 and p.is_floating_point() and p.device.type == "cpu"}
         if certified or any(_often_moves(outputs, inputs) for outputs, inputs, _ in weights):
-            ask_for_own_bits()
+            request_batch_invariance()
         threads = torch.get_num_threads()
         if certified:  # the first batch shows whether it is enough
             return cls(Sizes(ROWS if threads == 1 else 2 * ROWS), threads=threads)
@@ -172,7 +172,7 @@ def _drawn_once(
     return frozenset(other), frozenset(moved)
 
 
-def _sizes(seen: list[_Seen]) -> OwnSizes:
+def _sizes(seen: list[_Seen]) -> InvariantSizes:
     """The fewest rows that every layer allows."""
     other = frozenset(range(1, _FEW + 1)).union(*(layer.other for layer in seen))
     moved = frozenset[int]().union(*(layer.moved for layer in seen))
@@ -182,5 +182,5 @@ def _sizes(seen: list[_Seen]) -> OwnSizes:
     notes = (_PLACES,) if 2 * ROWS in moved else ()
     for multiple in _MULTIPLES:
         if not any(n % multiple == 0 for n in other):
-            return OwnSizes(Sizes(multiple, fine, few), notes)
-    return OwnSizes(Sizes(_MULTIPLES[0], fine, _ANY), notes or (_SIZES,))
+            return InvariantSizes(Sizes(multiple, fine, few), notes)
+    return InvariantSizes(Sizes(_MULTIPLES[0], fine, _ANY), notes or (_SIZES,))

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.bits import ROWS, require_own_bits
+from hushgrad.clipping.batch_invariance import ROWS, require_batch_invariance
 from hushgrad.release.placement.world import World
 
-__all__ = ["OwnBits"]
+__all__ = ["BatchInvariance"]
 
 
-class OwnBits:
+class BatchInvariance:
     """Runs the check before the first pass; where parameters are sharded, on as many examples in every process."""
 
     def __init__(self, capture: Capture, world: World) -> None:
@@ -44,7 +44,7 @@ class OwnBits:
         self._passed = True  # the check's own passes come by here
         try:
             with self._capture.pause():
-                require_own_bits(model, *args, named=kwargs, rows=self._rows)
+                require_batch_invariance(model, *args, named=kwargs, rows=self._rows)
         except BaseException:
             self._passed = False
             raise

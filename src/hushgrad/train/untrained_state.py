@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from hushgrad.clipping.marks import mark_of
+from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.errors import CaptureError
 from hushgrad.release.placement.sharded import is_sharded
 
@@ -121,7 +121,7 @@ class Released:
 
 def _mark(value: Any) -> Any:
     """Of a tensor in shards, that of this process's one."""
-    return mark_of(value.to_local() if isinstance(value, Tensor) and is_sharded(value) else value)  # type: ignore[attr-defined]
+    return fingerprint(value.to_local() if isinstance(value, Tensor) and is_sharded(value) else value)  # type: ignore[attr-defined]
 
 
 def _address(tensor: Tensor) -> int:

@@ -12,10 +12,10 @@ from hushgrad import _check
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.tape import Tape
 
-__all__ = ["Announcing"]
+__all__ = ["Declarations"]
 
 
-class Announcing:
+class Declarations:
     """The part of a capture that somebody tells it."""
 
     _tape: Tape

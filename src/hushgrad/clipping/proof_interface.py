@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.collecting import Collecting
-from hushgrad.clipping.merged import require_unmerged
+from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Call, Site
 from hushgrad.events import Relation
 
-__all__ = ["Answering"]
+__all__ = ["ProofInterface"]
 
 
-class Answering(Collecting):
+class ProofInterface(Collecting):
     """The part of a capture that proofs know."""
 
     @property

@@ -10,10 +10,10 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.frames import FRAME, WAYS_ON, Frames, damaged, frames_in
+from hushgrad.release.journal_place import Known, born
 from hushgrad.release.owner import boot_identity
-from hushgrad.release.place import Known, born
 
-__all__ = ["Earlier", "other_story", "shown"]
+__all__ = ["JournalHistory", "other_story", "shown"]
 
 _UNTOLD = (
     "The disk keeps no attributes of folders, by which an older copy of the run's files would be known: that none was put back is vouched "
@@ -22,7 +22,7 @@ _UNTOLD = (
 
 
 @dataclass(kw_only=True)
-class Earlier:
+class JournalHistory:
     """(kind, digest) of every release, the last mark, what the run is bound to, and what was vouched for."""
 
     recorded: list[tuple[int, bytes]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Earlier:
     _told: bool = False  # the folder, of every frame
 
     @classmethod
-    def of(cls, frames: Frames) -> Earlier:
+    def of(cls, frames: Frames) -> JournalHistory:
         """What is in these frames; what nobody can show any more is added to them as a note.
 
         Raises:
@@ -131,9 +131,9 @@ class Earlier:
         )
 
 
-def shown(path: Path) -> Earlier:
+def shown(path: Path) -> JournalHistory:
     """What the journal in ``path`` shows to whoever has not its key; nothing is judged or written, and nobody has to own the folder."""
-    earlier = Earlier()
+    earlier = JournalHistory()
     for frame in frames_in(path):
         earlier._add(frame.kind, frame.content)
     return earlier

@@ -10,12 +10,12 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.errors import CaptureError
 
-__all__ = ["pulled"]
+__all__ = ["pullback"]
 
 _Ends = Sequence[Tensor] | Sequence[GradientEdge]
 
 
-def pulled(outputs: _Ends, inputs: _Ends, shares: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def pullback(outputs: _Ends, inputs: _Ends, shares: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """(B, *shape) for each input, from ``shares`` (B, *shape) of each output; None for an input that is not reached.
 
     Args:

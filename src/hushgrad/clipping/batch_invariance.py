@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from hushgrad.clipping.outputs import tensors_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["ROWS", "ask_for_own_bits", "require_own_bits"]
+__all__ = ["ROWS", "request_batch_invariance", "require_batch_invariance"]
 
 ROWS = 8  # a batch of a certified run has a multiple of so many
 _MOST = 64  # rows of the smaller batches that are tried
@@ -28,7 +28,7 @@ _MOST = 64  # rows of the smaller batches that are tried
 Change = Callable[[Tensor], Tensor]
 
 
-def ask_for_own_bits() -> None:
+def request_batch_invariance() -> None:
     """Ask MKL, before its first product, for its reproducible mode: there a row's bits depend on neither alignment nor place.
 
     Elsewhere this does nothing; and what the user has set stays.
@@ -36,13 +36,15 @@ def ask_for_own_bits() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")
 
 
-def require_own_bits(model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, rows: int | None = None) -> None:
+def require_batch_invariance(
+    model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, rows: int | None = None
+) -> None:
     """Refuse a model in which an example's activations or their gradients depend on other rows, of batches of whole :data:`ROWS`.
 
     What is compared, bit for bit: outputs, the inputs of every layer that has parameters, and the gradients of their outputs. With
     what: the rows in another order, one row of zeros among them, all rows twice, and the first of them alone.
 
-        >>> require_own_bits(nn.Tanh(), torch.randn(8, 3))
+        >>> require_batch_invariance(nn.Tanh(), torch.randn(8, 3))
 
     Args:
         model: run in evaluation mode; its state is as before afterwards.

@@ -32,7 +32,7 @@ from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 from hushgrad.events import Relation
 
-__all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "raised", "summed_there"]
+__all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "raised", "summed_on_device"]
 
 FILLED = -1.0  # in place of the norm where a batch of fixed shape is filled up
 
@@ -92,7 +92,7 @@ def filled(size: int, counted: int, device: torch.device) -> Tensor:
     return _places(size, device) >= torch.tensor(counted).to(device, non_blocking=True)
 
 
-def summed_there(
+def summed_on_device(
     calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float, counted: int | None
 ) -> Part:
     """``sums[name] += scale * sum_i w_i G_i`` where each parameter is used once and all are clipped together.
