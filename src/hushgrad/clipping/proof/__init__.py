@@ -1,1 +1,1 @@
-"""The proof of attribution: whose row is it? Nothing here runs in an ordinary step, except that known frontiers are read."""
+"""The proof of attribution: which example owns each row of each gradient. It runs on the first pass of each kind, not in ordinary steps."""

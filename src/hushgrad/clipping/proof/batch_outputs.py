@@ -1,4 +1,4 @@
-"""Outputs of the model without examples in them: a loss beside the logits, a table, a penalty."""
+"""Outputs of the model that hold no examples: a loss returned next to the logits, a weight table, a penalty."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["batch_outputs"]
 def batch_outputs(
     stage: Stage, reading: Reading, inputs: Any, survey: Survey, layouts: tuple[Layout | None, ...]
 ) -> tuple[bool, ...]:
-    """Which outputs lead to a parameter on a way that no example's output is on, and are no sum over examples either."""
+    """For each output, whether it reaches a parameter by a path without any example's output on it, and is not a sum over examples.
+
+    A gradient through such an output belongs to no example, so the loss must not use it.
+    """
     stops: set[Any] = {(e.edge.node, e.edge.output_nr) for e in survey.exits}
     stops |= {below for e in survey.exits if e.edge.node.name() == OPENED for below in e.edge.node.next_functions}
     ours = {e.node for edges in survey.run.edges.values() for e in edges if e is not None}
@@ -51,7 +54,7 @@ def _leads(stage: Stage, edge: GradientEdge, stops: set[Any], ours: set[Any]) ->
 
 
 def _are_sums(stage: Stage, reading: Reading, inputs: Any, survey: Survey) -> list[bool]:
-    """Which outputs are numbers that are the sum, or the mean, of what the examples give in two parts."""
+    """For each output, whether it is a scalar that equals the sum, or the mean, of its values on two parts of the batch."""
     B = survey.examples
     found = [True] * len(survey.run.outputs)
     for cut in {1, B // 2, B - 1}:

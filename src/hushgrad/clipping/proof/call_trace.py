@@ -1,11 +1,10 @@
-"""What a pass is known by: its key, before it runs, and its course.
+"""What identifies a pass: its key, known before it runs, and a trace of the calls that it makes.
 
-The course is which functions of torch it calls, what it asks of its tensors, and what kinds of numbers it computes with.
-
-A forward is a program. A branch on a counter that nobody sees, on a rare token or on the clock may be taken for the first time long after
-the proof, and one without gradients leaves no node in the graph. So each pass is watched: one that calls other functions than those that
-were proved, or gets another answer (``if (x == 0).any()``), or whose numbers are of another kind (a factor that was 0, a shift that was 0)
-is proved itself before its gradients count.
+The trace holds the torch functions that are called, the answers to questions about tensors (``if (x == 0).any()``), and the kinds of the
+constants in the computation (0, tiny, 1, huge). A forward is a program: a branch on a hidden counter, a rare token or the clock may be
+taken for the first time long after the proof, and one without gradients leaves no node in the graph. So every pass is traced, and one that
+calls other functions, gets other answers or uses constants of another kind (a factor that used to be 0) is proved before its gradients
+count.
 """
 
 from __future__ import annotations
@@ -42,70 +41,37 @@ __all__ = [
 ]
 
 Answer = tuple[Any, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
-# Among the answers whenever something was called. torch.compile follows the watch, and behind a compiled graph writes down what that would
-# have noted; so what the compiled code called in truth, `addmm` for a `linear`, goes from the answers as it goes from the names.
+# Among the answers whenever something was called. torch.compile traces this mode, too, and after a compiled graph replays what it would
+# have recorded; so what the compiled code really called, `addmm` for a `linear`, disappears from the answers as it does from the names.
 _FOLLOWED: Answer = (0, "", ())
-_BEFORE = 3  # functions that tell a place from others, with the last one, where the order may change
+_BEFORE = 3  # preceding functions that locate a call where the order may change
 
-# What a tensor is, and hooks on it: nothing is computed.
+# Queries about a tensor, and hooks on it: nothing is computed.
 _NOTHING = frozenset(
     (
-        "__get__",
-        "__set__",
-        "_is_view",
-        "_set_grad_enabled",
-        "detach",
-        "dim",
-        "is_contiguous",
-        "is_inference",
-        "numel",
-        "register_hook",
-        "requires_grad_",
-        "size",
-    )
+        "__get__ __set__ _is_view _set_grad_enabled detach dim is_contiguous is_inference numel register_hook requires_grad_ size"
+    ).split()
 )
-# Functions that are written in Python are watched with all of their arguments, in the order of their signature; the compiler shows those
-# that were given. This one shows them in another order.
+# torch functions that are written in Python are traced with all their arguments, in the order of the signature; torch.compile shows only
+# those that were passed. This function shows them in another order.
 _ATTENTION = "multi_head_attention_forward"
 _ASKED = frozenset(("__bool__", "item", "any", "all", "equal", "allclose", "is_nonzero"))
-LIFTED = "lift_fresh.default"  # what ``from_numpy`` and the constructors of old do, seen only where dispatch is watched
-_MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # of the caller's own numbers
-# Their whole numbers are sizes and places, which follow the data: what counts is whether the result has nothing, one or several in each
-# dimension. A part of the batch that is empty, or groups of one, do not mix; later they may have grown.
+LIFTED = "lift_fresh.default"  # what ``from_numpy`` and the constructors of old do, visible only to dispatch modes
+_MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # from the caller's own numbers
+# Integer arguments of these functions are sizes and positions, which vary with the data. Only whether the result has no, one or several
+# elements in each dimension counts: an empty part of the batch, or groups of one, mix nothing, but larger ones may.
 _SIZED = frozenset(
     (
-        "__getitem__",
-        "__setitem__",
-        "arange",
-        "as_strided",
-        "empty",
-        "expand",
-        "linspace",
-        "narrow",
-        "new_empty",
-        "new_ones",
-        "new_zeros",
-        "ones",
-        "pad",
-        "repeat",
-        "reshape",
-        "select",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "tile",
-        "unflatten",
-        "unfold",
-        "view",
-        "zeros",
-    )
+        "__getitem__ __setitem__ arange as_strided empty expand linspace narrow new_empty new_ones new_zeros ones pad "
+        "repeat reshape select split split_with_sizes tensor_split tile unflatten unfold view zeros"
+    ).split()
 )
-# A factor, a shift or a threshold lets nothing through if it is 0, too little to be seen if it is tiny, all as it is if it is 1, anything
-# if it is huge, else something. Counts, ranks and sums of a batch reach a bound or do not, and an exponent or a divisor makes much of
-# little: so its size counts too, as a power of four (the seal's crowds are larger than the batch by as much). Schedules stay within a few
-# kinds. A small whole number may be a dimension.
-_TINY = 1e-3  # times what one example is to another: a proof in single precision sees it
-_RANK = 6  # of the tensors that people have
+# A factor, shift or threshold blocks everything if it is 0, passes too little to be seen if it is tiny, changes nothing if it is 1, and passes
+# anything if it is huge. Counts, ranks and sums of a batch reach a bound or not, and an exponent or divisor amplifies small differences: so
+# magnitudes are compared as powers of four (the seal's crowds exceed the batch by that factor). A schedule stays within a few kinds. A
+# small integer may be a dimension, and counts as it is.
+_TINY = 1e-3  # influence of a thousandth still shows in a proof in single precision
+_RANK = 6  # more dimensions than tensors usually have
 _NUMBERS = (int, float, np.number, np.bool_)
 
 PLAIN = frozenset((bool, int, float, str, type(None)))  # attributes that may decide what a forward does
@@ -113,7 +79,7 @@ values_of, forward_of, _kind = methodcaller("values"), attrgetter("forward"), at
 
 
 class Wired:
-    """How a model is put together, as far as every pass looks at it: see :class:`~hushgrad.clipping.proof.state.Wiring`."""
+    """How a model is composed of modules, hooks and functions; see :class:`~hushgrad.clipping.proof.state.Wiring`."""
 
     _watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]]
     _empty: list[dict[Any, Any]]  # tables of hooks and children that have none: most of them
@@ -122,7 +88,7 @@ class Wired:
     look: Callable[[], None]  # at everything anew
 
     def number(self) -> int:
-        """That of the present way. As long as all is the very same, that is a matter of microseconds."""
+        """The number of the present composition. If nothing has changed this takes microseconds."""
         tables, places, types = self._watched
         now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
         if now != self._seen or any(self._empty):
@@ -131,7 +97,7 @@ class Wired:
 
 
 class Key:
-    """What a pass is known by before it runs: the values that :class:`~hushgrad.clipping.proof.state.Attributes` has listed."""
+    """Identifies a pass before it runs, by the values that :class:`~hushgrad.clipping.proof.state.Attributes` has listed."""
 
     _dicts: list[dict[str, Any]]
     _places: list[tuple[dict[str, Any], str]]
@@ -142,7 +108,7 @@ class Key:
     _list: Callable[[], None]  # all of it anew
 
     def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
-        """Their values, without the clocks, how the model is put together, and of what kinds its other tensors and ``data`` are."""
+        """The composition, autocast, the kinds of untrained tensors, the plain attributes except clocks, and dtype and rank of ``data``."""
         wiring = self._wiring.number()
         if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
             self._list()
@@ -159,9 +125,9 @@ class Key:
 
 
 class CallTrace(TorchFunctionMode):
-    """Watches a pass, from ``__enter__`` to ``__exit__``."""
+    """Records the torch calls of a pass, from ``__enter__`` to ``__exit__``."""
 
-    def __init__(self) -> None:  # that of the class above does nothing, in every pass
+    def __init__(self) -> None:  # the base class's does nothing; skipping it saves time in every pass
         self.called: list[str] = []
         self.answers: set[Answer] = set()
 
@@ -176,7 +142,7 @@ class CallTrace(TorchFunctionMode):
             elif name in _MADE or name == LIFTED:
                 self._look(name, made)
             elif kwargs or len(args) > 1 or name in _SIZED:
-                # The kinds of what it is called with; written out here, because torch.compile follows no other function of ours.
+                # The kinds of its arguments; inlined, because torch.compile traces no other function of ours.
                 kinds: tuple[Any, ...] = ()
                 if name in _SIZED:
                     chosen = False  # by a tensor: as many as the data say
@@ -221,42 +187,42 @@ class CallTrace(TorchFunctionMode):
         return made
 
     def _ask(self, name: str, made: Any) -> None:
-        """Note a yes or no about a whole tensor."""
+        """Record a yes-or-no answer about a whole tensor."""
         if isinstance(made, Tensor) and made.numel() == 1 and made.dtype is torch.bool and not is_transformed():
             made = bool(made)
         if type(made) is bool:
             self.answers.add((len(self.called), name, made))
 
     def _look(self, name: str, made: Any) -> None:
-        """Note of what kinds the numbers are that a tensor is made of."""
+        """Record the kinds of the numbers that a new tensor is made of."""
         if isinstance(made, Tensor) and made.is_cpu and not is_transformed():
             self.answers.add((len(self.called), name, kinds_of(made)))
 
     @property
     def order(self) -> int:
-        """A number for the functions in their order."""
+        """A hash of the called functions in their order."""
         return hash(tuple(self.called))
 
     @property
     def placed(self) -> frozenset[Answer]:
-        """The answers, each with what was called just before it in the place of its number: a loop runs more or less often."""
+        """The answers, each located by the functions called just before it: in a loop of varying length call numbers would differ."""
         return frozenset((tuple(self.called[max(0, n - _BEFORE) : n - 1]), name, said) for n, name, said in self.answers if n)
 
     @property
     def functions(self) -> frozenset[str]:
-        """The functions without their order."""
+        """The set of called functions."""
         return frozenset(self.called)
 
 
 class Dispatch(TorchDispatchMode):
-    """Shows a course what is no function of torch's own and dispatches all the same, as the quiet of a proof does: ``from_numpy``."""
+    """Makes a trace see operations that only dispatch shows, as :class:`FixedRandomness` does during a proof: ``from_numpy``."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def kinds_of(t: Tensor) -> tuple[Any, ...]:
-    """Of the numbers of a tensor: others than 0? no 0? whole ones in order? Of a number that stands alone, its size."""
+    """The kind of a tensor's numbers: any nonzero? no zero? 0, 1, 2, ... in order? all tiny? For a scalar: its sign and magnitude."""
     if t.numel() == 1 and not t.is_complex():
         v = t.item()
         if -_TINY < v < _TINY or not -BEYOND < v < BEYOND:
@@ -268,7 +234,7 @@ def kinds_of(t: Tensor) -> tuple[Any, ...]:
 
 
 class KnownTraces(NamedTuple):
-    """Of all passes of a proof. ``orders`` is None where the order follows from the number of examples: one by one, expert by expert."""
+    """The traces of all passes of a proof. ``orders`` is None if the order depends on the number of examples (a loop over experts, say)."""
 
     orders: frozenset[int] | None = None
     functions: frozenset[str] = frozenset()
@@ -276,41 +242,41 @@ class KnownTraces(NamedTuple):
     placed: frozenset[Answer] = frozenset()  # the answers, each behind the names of what was called before it
 
     def know(self, course: CallTrace) -> bool:
-        """Whether a pass did what passes of the proof did."""
+        """Whether a pass did what some pass of the proof did."""
         if self.orders is None:
             return course.functions <= self.functions and course.placed <= self.placed
         return hash(tuple(course.called)) in self.orders and course.answers <= self.answers
 
     def hold(self, course: CallTrace) -> bool:
-        """Whether a pass, in whatever order, did nothing that no pass of the proof did."""
+        """Whether a pass made only calls, and got only answers, that occurred in the proof, in any order."""
         known = {answer[1:] for answer in self.answers}
         return course.functions <= self.functions and {answer[1:] for answer in course.answers} <= known
 
     def beyond(self, course: CallTrace) -> str:
-        """What a pass did that no pass of the proof did, in words."""
+        """A sentence about what a pass did that no pass of the proof did."""
         new = sorted(course.functions - self.functions)
         return f"it called {', '.join(new[:3])}" if new else "it took a branch, or computed with a number, that no proof has seen"
 
     @property
     def dispatched(self) -> bool:
-        """Whether a function was seen that shows only where dispatch is watched: a pass that is not watched there looks different."""
+        """Whether the proof saw an operation that only dispatch shows: a pass without :class:`Dispatch` would look different."""
         return any("." in name for name in self.functions)
 
     def after(self, course: CallTrace) -> KnownTraces:
-        """With one more."""
+        """These and one more."""
         orders = None if self.orders is None else self.orders | {course.order}
         return KnownTraces(orders, self.functions | course.functions, self.answers | course.answers, self.placed | course.placed)
 
 
 def after_all(courses: KnownTraces | None, passes: Sequence[CallTrace]) -> KnownTraces | None:
-    """With these."""
+    """These and all ``passes``; None stays None."""
     for course in passes:
         courses = courses and courses.after(course)
     return courses
 
 
 def joined(courses: Sequence[KnownTraces | None], *, same: bool = False) -> KnownTraces | None:
-    """All of them together; ``same``: an order counts only if they have one in common, else it follows from the sizes."""
+    """The union of several; ``same``: keep orders only if all have one in common, else the order depends on the sizes."""
     every = [c for c in courses if c is not None]
     if len(every) < len(courses):
         return None

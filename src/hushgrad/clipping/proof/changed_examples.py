@@ -1,7 +1,7 @@
-"""What others may become in the seal: ordinary, extreme, no numbers, and what the forward itself compares its tensors with.
+"""What the other examples are replaced by when the seal looks for influence.
 
-A change sees the rows of one example, in the first dimension, and everybody's. Whole numbers stay among those that are there, but for the
-forward's own constants.
+They become ordinary, extreme or NaN, or equal to constants that the forward compares its tensors with. A change gets the rows of one
+example, examples first, and the rows of all. Integers stay within the values of the batch, except for the forward's own constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Named = tuple[str, Change]
 
 
 def changes() -> list[list[Named]]:
-    """In groups of which one does not hide another: ordinary, so large that it overflows, and no numbers."""
+    """Changes in groups within which none hides another: ordinary values, values that overflow, and NaN."""
     large = {factor: (f"{abs(factor):g} times as large", partial(_large, factor=factor)) for factor in (1e16, 1e30)}
     filled = {
         value: [(str(value), partial(_filled, value=value)), (f"{value} somewhere", partial(_somewhere, value=value))]
@@ -36,11 +36,11 @@ def changes() -> list[list[Named]]:
 
 
 def constant(value: float, *, anew: bool) -> list[Named]:
-    """A number that the forward compares something with, everywhere, somewhere, and what is next to it.
+    """Changes to a number that the forward compares something with: everywhere, in one place, and its neighbours.
 
     Args:
         value: the number.
-        anew: whether whole numbers may be such as the batch does not have.
+        anew: whether integers may take values that do not occur in the batch.
     """
     near = 0.01 * max(1.0, abs(value))
     made: list[Named] = [
@@ -51,7 +51,7 @@ def constant(value: float, *, anew: bool) -> list[Named]:
 
 
 def halved(value: float, *, anew: bool) -> Change:
-    """The second half of each example's positions, or features, is this number."""
+    """The second half of each example's positions (or features) becomes this number."""
 
     def change(t: Tensor, every: Tensor) -> Tensor:
         if t.dim() < 2 or t.shape[1] < 2:
@@ -75,7 +75,7 @@ def _set(t: Tensor, every: Tensor, value: float, *, anew: bool, by: float = 0.0)
 
 
 def _put(t: Tensor, every: Tensor, value: float, *, anew: bool) -> Tensor:
-    """In one place."""
+    """Set one element."""
     if not t.numel():
         return t
     made = t.clone(memory_format=torch.contiguous_format)
@@ -84,7 +84,7 @@ def _put(t: Tensor, every: Tensor, value: float, *, anew: bool) -> Tensor:
 
 
 def turned(t: Tensor, every: Tensor) -> Tensor:
-    """Another one, the other way round."""
+    """Negated or reversed."""
     return -other(t, every) if t.is_floating_point() else t
 
 
@@ -93,7 +93,7 @@ def _equal(t: Tensor, every: Tensor) -> Tensor:
 
 
 def other(t: Tensor, _: Tensor) -> Tensor:
-    """Somewhat larger; whole numbers in another order."""
+    """Somewhat larger; integers are permuted."""
     if t.is_floating_point():
         return (t + 0.1 * (1 + t.abs())) * 10
     return t.flip(-1) if t.dim() else t
@@ -115,7 +115,7 @@ _LARGE = [(f"{abs(factor):g} times as large", partial(_large, factor=factor)) fo
 
 
 def _somewhere(t: Tensor, _: Tensor, value: float) -> Tensor:
-    """In one place."""
+    """Set one element."""
     if not t.is_floating_point() or not t.numel():
         return t
     made = t.clone(memory_format=torch.contiguous_format)
@@ -124,13 +124,13 @@ def _somewhere(t: Tensor, _: Tensor, value: float) -> Tensor:
 
 
 def _held(t: Tensor, value: float) -> float:
-    """The value, or the largest number that the tensor can hold: half precision ends at 65,504."""
+    """The value, clamped to what the dtype can hold: half precision ends at 65,504."""
     top = torch.finfo(t.dtype).max
     return max(-top, min(value, top)) if math.isfinite(value) else value
 
 
 def short(t: Tensor, every: Tensor) -> Tensor:
-    """The second half of each example's positions, or features, is 0, or as the first where no whole number is 0."""
+    """The second half of each example's positions (or features) becomes 0, or a copy of the first half where no integer is 0."""
     if t.dim() < 2:
         return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
     made = t.clone()

@@ -1,13 +1,12 @@
-"""Parameters that begin at 0 hide what is below them: nothing comes back to LoRA's first matrix as long as its second one is 0.
+"""Temporary changes of weights while a model is proved; afterwards they are restored bit for bit.
 
-What a gradient does not reach cannot be told by tags, and costs a way of its own at the frontier. Whose rows a layer reads does not follow
-from what its weights happen to be, so while a model is proved such parameters hold other numbers, as they will after the first step.
+Parameters that are 0 hide what is below them: LoRA's first matrix gets no gradient while its second one is 0. Which rows a layer reads does
+not depend on the values of its weights, so during a proof such parameters hold other numbers, as they will after the first step.
 
-A number that stands alone, a gate or a temperature, may shut a way that training or a schedule opens later: others are tried in its place.
-So may a row of numbers below 0 in front of a ReLU: the model is tried with weights turned round, too, and with other rows; and with
-weights beyond each number that the forward takes from something or compares it with.
-
-And a number may be so near to a kink that rounding decides on which side it is: with other weights, that little, it is not.
+A scalar (a gate, a temperature) may block a path that training or a schedule opens later, and so may negative values in front of a ReLU.
+So the model is also tried with other scalars, with negated weight matrices and other vectors, and with weights beyond each constant that
+the forward subtracts or compares with. Finally, a value may be so close to a kink that rounding decides on which side it lies: moving all
+weights by up to 1/256 resolves that.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FEW = 64  # numbers of a tensor that is a row of gates
 
 @contextmanager
 def lifted(params: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, those of these parameters that are 0 throughout hold numbers of about 0.02; afterwards they are as they were, bit for bit."""
+    """Inside, parameters that are 0 throughout hold numbers of about 0.02."""
     with _kept([p.data for p in params if _is_nothing(p)]) as every:
         for data in every:
             data.copy_(_numbers(data.shape, 0.5 * _SIZE, 1.5 * _SIZE))
@@ -39,12 +38,12 @@ def lifted(params: Iterable[Tensor]) -> Iterator[None]:
 
 
 def is_lifted(params: Iterable[Tensor]) -> bool:
-    """Whether :func:`lifted` changes something."""
+    """Whether :func:`lifted` would change any of them."""
     return any(map(_is_nothing, params))
 
 
 def switches(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers of one number, and rows of zeros that nothing trains."""
+    """Scalar parameters and buffers, and small untrained tensors that are 0 throughout: possible gates."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     every = [t for t in (*model.parameters(), *model.buffers()) if _is_usual(t)]
     return [t for t in every if t.numel() == 1 or (id(t) not in trained and t.numel() <= _FEW and _is_nothing(t))]
@@ -52,7 +51,7 @@ def switches(model: nn.Module) -> list[Tensor]:
 
 @contextmanager
 def switched(tensors: list[Tensor], by: float) -> Iterator[None]:
-    """Inside, these are so much larger; afterwards they are as they were, bit for bit."""
+    """Inside, ``by`` is added to these tensors."""
     with _kept([t.data for t in tensors]) as every:
         for data in every:
             data.add_(by)
@@ -61,7 +60,7 @@ def switched(tensors: list[Tensor], by: float) -> Iterator[None]:
 
 @contextmanager
 def nudged(params: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, each number of these is a little larger or smaller; afterwards they are as they were, bit for bit."""
+    """Inside, each number is multiplied by a factor between 1 - 1/256 and 1 + 1/256."""
     with _kept(list({id(p): p.data for p in params if _is_usual(p)}.values())) as every:
         lot = np.random.default_rng(0)
         for data in every:
@@ -71,7 +70,7 @@ def nudged(params: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def overturned(params: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, matrices among these are turned round, and rows hold numbers of both signs; afterwards they are as they were, bit for bit."""
+    """Inside, matrices are negated, and vectors hold random numbers of both signs."""
     every = list({id(p): p.data for p in params if _is_usual(p)}.values())
     turned: list[Tensor] = []
     with _kept([data for data in every if data.dim() < 2]) as rows:
@@ -89,7 +88,7 @@ def overturned(params: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def beyond(params: Iterable[Tensor], bound: float) -> Iterator[None]:
-    """Inside, these hold numbers beyond the bound, of both signs, or of its sign where one is alone; afterwards they are as they were."""
+    """Inside, these hold numbers beyond the bound, of both signs; a scalar gets the sign of the bound."""
     size = abs(bound) + 1
     with _kept(list({id(p): p.data for p in params if _is_usual(p)}.values())) as every:
         for data in every:
@@ -104,7 +103,7 @@ def beyond(params: Iterable[Tensor], bound: float) -> Iterator[None]:
 
 @contextmanager
 def _kept(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """These; afterwards they are as they were, bit for bit."""
+    """Yields the tensors, and restores them bit for bit."""
     kept = [(data, data.clone()) for data in tensors]
     try:
         yield tensors
@@ -114,17 +113,17 @@ def _kept(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _is_nothing(p: Tensor) -> bool:
-    """0 throughout."""
+    """Whether a tensor is 0 throughout."""
     return _is_usual(p) and not bool(p.data[(0,) * p.dim()]) and not bool(p.data.any())  # nearly always one number tells
 
 
 def _is_usual(p: Tensor) -> bool:
-    """Quantised, sharded and sparse ones are left alone."""
+    """Whether a tensor can be changed: quantised, sharded and sparse ones are left alone."""
     usual = type(p.data) is Tensor and p.layout is torch.strided and p.dtype.is_floating_point and not p.is_meta
     return usual and p.numel() > 0
 
 
 def _numbers(shape: torch.Size, low: float, high: float) -> Tensor:
-    """Of both signs and between these sizes, the same ones every time and in every process."""
+    """Random numbers of both signs with sizes from ``low`` to ``high``, the same in every call and every process."""
     lot = np.random.default_rng(0)  # not torch's, whose numbers are the model's
     return torch.as_tensor(lot.uniform(low, high, shape) * lot.choice((-1.0, 1.0), shape))

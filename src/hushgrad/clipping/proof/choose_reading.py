@@ -1,8 +1,8 @@
-"""Which reading of a model's inputs is right: the one under which examples alone give what they give in the batch, told from all others.
+"""Decides where a model's inputs hold the examples: the reading under which examples alone give what they give in the batch.
 
-No size says whose a row is. Where the model treats two readings alike, or an input with a row for each example as something that all share,
-nobody but the caller knows. Nor is a reading that explains the outputs evidence against the caller: a model that mixes examples and keeps
-positions apart is explained by positions, where these are as many.
+A matching size is never evidence. If the model treats two readings alike, or uses an input with one row for each example as a shared one,
+only the caller can decide, and an error asks. Nor can the outputs overrule the caller's declaration: a model that mixes examples but keeps
+positions apart is explained by reading positions as examples, if there are as many of them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) 
     Args:
         stage: runs the model.
         inputs: of the model.
-        whole: its pass over the batch.
-        which: examples that run alone.
-        examples: in the batch.
+        whole: the pass over the batch.
+        which: the examples that run alone.
+        examples: how many the batch has.
 
     Raises:
-        CaptureError, NotIsolated: another reading explains them, too, or something may be the examples' own that all share.
+        CaptureError, NotIsolated: another reading explains them as well, or a shared input may hold the examples' own data.
     """
     found = list(_fitting(stage, inputs, whole, which, examples))
     if not found:
@@ -62,9 +62,9 @@ def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) 
 
 
 def _is_said(stage: Stage, reading: Reading, inputs: Any, examples: int) -> bool:
-    """Whether inputs with a row for each example in the dimension that was said (the first, if none was) are read there.
+    """Whether every input with a row for each example in the declared dimension (by default the first) is read there.
 
-    Elsewhere only if they were in a proof whose sizes left no choice.
+    Another dimension is accepted only if an earlier proof, whose sizes left no choice, has found it.
     """
     said = stage.dim() or 0
     tensors = leaves(inputs)
@@ -76,7 +76,7 @@ def _is_said(stage: Stage, reading: Reading, inputs: Any, examples: int) -> bool
 
 
 def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> Iterator[_Fit]:
-    """The likeliest reading that explains the outputs; then those that give a tensor's rows to others."""
+    """The likeliest reading that explains the outputs, then those that assign a tensor's rows to other examples."""
     first: Reading | None = None
     for reading in readings(inputs, examples):
         if first is None or _elsewhere(first.layouts, reading.layouts):
@@ -90,7 +90,7 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
 
 
 def _exits(stage: Stage, inputs: Any, whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
-    """Where the outputs have the examples, up to rounding of their terms, which a pass without the capture tells."""
+    """The layouts of the outputs, compared up to the rounding of their terms, which needs a pass without the capture."""
     found = exits_in([y.detach() for y in whole.outputs], some, which, examples)
     if found is not None:
         return found
@@ -107,7 +107,7 @@ def _differ(fit: _Fit, other: _Fit) -> bool:
 
 
 def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
-    """Of two readings of which the model shows neither to be wrong, the one with the examples in the dimension that was said."""
+    """Of two readings that both explain the outputs, the one with the examples in the declared dimension."""
     shape = next(
         tuple(t.shape)
         for t, x, y in zip(leaves(inputs), fit.reading.layouts, rival.reading.layouts, strict=True)
@@ -132,13 +132,13 @@ def _unclear(what: str, shape: tuple[int, ...]) -> str:
 
 
 def _require_told(reading: Reading, inputs: Any, examples: int, known: Callable[[int, Any], bool]) -> None:
-    """Refuse a reading that explains the outputs and may still be wrong: no size says whose a row is.
+    """Refuse a reading that explains the outputs but uses what may be the examples' own data as a shared input.
 
     Args:
-        reading: what explains the outputs.
+        reading: the reading that explains the outputs.
         inputs: of the model.
-        examples: in them.
-        known: whether all examples shared this tensor, of this size, in a proof of another number of examples.
+        examples: how many there are.
+        known: whether a tensor of this number and shape was shared in a proof with another number of examples.
 
     Raises:
         NotIsolated: with the remedy.

@@ -1,4 +1,4 @@
-"""What the digits of a tag tell: a cotangent that comes back times exactly a power of two has one owner."""
+"""Decodes tags: a cotangent that comes back multiplied by exactly a power of two belongs to one example."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST = 1e-30  # the least normal number of a type with eight bits of exponent
 
 
 class Owners(NamedTuple):
-    """The owner of each element of a cotangent; ``proved`` = False: all of it is rounding, or there is none."""
+    """The owner of each element of a cotangent; ``proved`` is False if all of it is rounding, or there is none."""
 
     each: Tensor | None
     proved: bool
@@ -35,7 +35,7 @@ class Owners(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """No gradient came back at all: that says nothing of anybody."""
+        """Whether no gradient came back at all, which proves nothing."""
         return self.each is None or not self.each.numel() or [*map(int, stored(self.each).aminmax())] == [NOBODY, NOBODY]
 
 
@@ -62,7 +62,7 @@ class Digits:
         self.likely = [None if g is None else _likely(g.shape, examples) for g in self.grads]  # until something contradicts it
 
     def add(self, grads: Grads, step: int, base: int) -> None:
-        """One more digit: of a number times a power of two, the exponent's bits are so many more, and no others."""
+        """Take in one more digit: multiplying by a power of two adds to the exponent and changes no other bit."""
         for k, first in enumerate(self.grads):
             if first is None:
                 continue
@@ -82,7 +82,7 @@ class Digits:
             self._add(k, first, g, step, base)
 
     def _agrees(self, k: int, first: Tensor, g: Tensor, scale: Tensor) -> bool:
-        """Whether all numbers are multiplied by exactly this, bit for bit."""
+        """Whether all numbers are multiplied by exactly this factor, bit for bit."""
         fits = self.finite[k] and self.sizes[k] * float(scale.max()) < torch.finfo(first.dtype).max
         return fits and _is_nothing((first * scale.to(first.dtype)).sub_(g))
 
@@ -102,7 +102,7 @@ class Digits:
         self.each[k] = number.masked_fill_(mixed, MIXED)
 
     def spare(self, grads: Grads, near: Tensor) -> None:
-        """Of cotangents for huge losses of all but the ``near`` examples: what one of these owns is as it was, bit for bit."""
+        """Given cotangents for huge losses of all but the ``near`` examples: whether what ``near`` own is unchanged, bit for bit."""
         for k, first in enumerate(self.grads):
             g, likely = grads[k] if k < len(grads) else None, self.likely[k]
             if first is None or g is None:
@@ -121,7 +121,7 @@ class Digits:
                 self.each[k] = own.masked_fill(reached, MIXED)
 
     def close(self) -> None:
-        """No more digits come: of the cotangents, nothing is left but their owners."""
+        """All digits are in: keep the owners, and free the cotangents."""
         for k in range(len(self.grads)):
             g, own, likely, self.grads[k], self.small[k] = self.grads[k], self.each[k], self.likely[k], None, None
             if g is None:
@@ -138,27 +138,27 @@ class Digits:
             self.each[k] = None if own is None else _compact(own)
 
     def _confirmed(self, g: Tensor, likely: Layout) -> Tensor:
-        """The owners of finite numbers that all have the likely one, where there are any."""
+        """The owners of finite numbers, if every one of them confirms the likely layout."""
         own = likely.owners(g.shape, self.examples, g.device).to(self.word)
         there = g.sign().abs_().to(self.word)  # 1 or 0: a product takes a fifth of the time of a mask
         return own.expand(g.shape) if not g.numel() or bool(there.amin()) else own.sub(NOBODY).mul(there).add_(NOBODY)
 
     def ask(self, k: int, once: Tensor | None, tripled: Tensor | None) -> None:
-        """Of a small cotangent, whether it is three times as large for outputs' cotangents that are."""
+        """Whether a small cotangent triples when the outputs' cotangents triple; if not, it is rounding."""
         self.proved[k] = once is not None and tripled is not None and _is_multiple(_wide(once), _wide(tripled), self.least[k])
 
     def owners(self) -> list[Owners]:
-        """In the smallest whole numbers that hold them."""
+        """In the smallest integer type that holds them."""
         return [Owners(each, proved) for each, proved in zip(self.each, self.proved, strict=True)]
 
 
 def powers(digits: Tensor, base: int) -> Tensor:
-    """2^digit, exactly, whatever a device's own powers are."""
+    """2^digit, exactly, whatever the accuracy of the device's own pow."""
     return torch.tensor([2.0**k for k in range(base)], device=digits.device, dtype=torch.float32)[digits]
 
 
 def _likely(shape: torch.Size, examples: int) -> Layout | None:
-    """Where the examples usually are: a guess that every bit must confirm before it counts."""
+    """The layout that most tensors have: a guess that every bit must confirm before it counts."""
     for dim, size in enumerate(shape[:2]):
         if size == examples:
             return Layout(Kind.DIM, dim)
@@ -168,12 +168,12 @@ def _likely(shape: torch.Size, examples: int) -> Layout | None:
 
 
 def _is_nothing(t: Tensor) -> bool:
-    """0 throughout. A smallest and a largest number are found in a fifth of the time of a comparison."""
+    """Whether a tensor is 0 throughout. Minimum and maximum take a fifth of the time of a comparison."""
     return not t.numel() or not any(map(bool, t.aminmax()))
 
 
 def _compact(own: Tensor) -> Tensor:
-    """The same numbers; along a dimension in which all are alike, stored once."""
+    """The same numbers; a dimension along which all are equal is stored once."""
     kept = own
     for dim in range(own.dim() if own.numel() else 0):
         one, next_to_it = kept.narrow(dim, 0, 1), kept.narrow(dim, 0, min(2, own.shape[dim]))  # which nearly always tells
@@ -183,13 +183,13 @@ def _compact(own: Tensor) -> Tensor:
 
 
 def _least(dtype: torch.dtype) -> float:
-    """Numbers below may have lost bits on the way: a power of two does not scale them bit for bit. 0 where there are few exponents."""
+    """Smaller numbers may be subnormal, so that a power of two does not scale them bit for bit; 0 for dtypes with few exponents."""
     number = torch.finfo(dtype)
     return number.tiny / number.eps if number.tiny < _FEWEST else 0.0
 
 
 def _without_small(g: Tensor, least: float) -> tuple[Tensor, Tensor | None]:
-    """``g`` with 0 for what is below ``least``, and where that is: masked attention leaves such numbers, with 5 bits of 24."""
+    """``g`` with 0 for what is below ``least``, and a mask of it: masked attention produces such numbers, with 5 bits of 24."""
     shrunk = torch.nn.functional.hardshrink(g, least) if least else g
     if shrunk is g or _is_nothing(shrunk - g):
         return g, None

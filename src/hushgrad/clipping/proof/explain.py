@@ -1,4 +1,4 @@
-"""A table of how a model's parameters are read."""
+"""A table of how each parameter's per-example gradients are computed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Each example's own part of what a graph makes of cotangents, where the graph knows other examples, too.
+"""Per-example shares through a node that has saved non-finite values of other examples.
 
-It is linear, and another example's part of a cotangent is 0, but 0 * NaN is NaN: a record that is not finite would reach everybody.
-A cotangent of 0 gives 0. Any other is asked for again with what the graph has saved made finite.
+A backward node is linear, and other examples' parts of a cotangent are 0, but 0 * NaN is NaN: one non-finite record would spoil the
+gradients of all. So a zero cotangent gives a zero share, and any other share that is lost is computed again with finite saved tensors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Shares = Sequence[Tensor | None]  # (B, ...) each; None: not reached
 
 
 def nonfinite_rows(rows: Tensor) -> Tensor:
-    """(B,): whose numbers are not all finite."""
+    """(B,): whether each example's numbers are not all finite."""
     return ~rows.reshape(len(rows), -1).isfinite().all(1)  # of a number that stands alone, too
 
 
 def shares_one_by_one(
     border: Border, gs: Sequence[Tensor | None], masks: list[Tensor | None], examples: int, shape: tuple[int, ...]
 ) -> Tensor:
-    """A frontier node on each example's part of the cotangents, one after the other."""
+    """Call a frontier node with each example's part of the cotangents, one after the other."""
     rows = []
     for i in range(examples):
         part = tuple(
@@ -46,17 +46,17 @@ def shares_one_by_one(
 def finite_shares(
     ask: Callable[[float], Shares], zero: Callable[[], Tensor], wild: Callable[[], Tensor], packing: Packing | None, where: str
 ) -> Shares:
-    """What ``ask`` gives each example, without anything of another one's record.
+    """Each example's share as computed by ``ask``, without any effect of another example's non-finite record.
 
     Args:
-        ask: B cotangents through the graph, times a factor.
-        zero: whose cotangent is 0.
-        wild: whose cotangent or record is not finite: they keep what they got.
-        packing: makes what the graph has saved finite, if somebody has seen to it.
-        where: the graph, for an error.
+        ask: pulls B cotangents, times a factor, back through the graph.
+        zero: (B,): whose cotangent is 0.
+        wild: (B,): whose own cotangent or record is not finite; they keep what they get.
+        packing: makes the graph's saved tensors finite; None if they were not intercepted.
+        where: names the graph in an error.
 
     Raises:
-        CaptureError: nobody has, and it is needed.
+        CaptureError: finite saved tensors are needed, and were not intercepted.
     """
     found = ask(1.0)
     if not bool((lost := _lost(found)).any()):

@@ -1,8 +1,8 @@
-"""The graph of one forward, and the frontier: where what all examples share first meets the examples.
+"""The autograd graph of one forward, and its frontier: where values that all examples share first meet the examples.
 
-Above the frontier a cotangent is one example's own; below it is a sum over examples. At a frontier node, in its prehook, the shares of the
-examples are still apart: the engine, and not the node, sums a broadcast gradient, and every node is linear in its cotangent. Below it
-tensors hold no examples, so B cotangents are pulled back at once. The forward is not touched.
+Above the frontier a cotangent belongs to one example; below it is a sum over examples. In the prehook of a frontier node the examples'
+shares are still separate: the engine, not the node, sums a broadcast gradient, and every node is linear in its cotangent. Below the
+frontier tensors hold no examples, so B cotangents are pulled back at once. The forward is not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on the way 
 
 
 class Graph:
-    """All nodes that a backward from some nodes would visit, with who consumes what; holds on to the nodes."""
+    """All nodes that a backward pass from some nodes would visit, and the consumers of each; it keeps the nodes alive."""
 
     def __init__(self, exits: Iterable[GradientEdge]) -> None:
         self.consumers: dict[Node, list[tuple[Node, int, int]]] = {}  # node: (consumer, its slot, which output of the node)
@@ -46,7 +46,7 @@ class Graph:
         self.nodes = seen
 
     def above(self, sources: Iterable[Node], steps: int) -> list[Node]:
-        """Nodes that consume a source, or what is made of it, within so many steps."""
+        """Nodes that consume a source, directly or through at most so many other nodes."""
         found: dict[Node, None] = {}
         ring = list(sources)
         for _ in range(steps):
@@ -61,20 +61,20 @@ _ALIKE = dict.fromkeys(("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBac
 
 
 def name_of(node: Node) -> str:
-    """The node's name, as trails have it."""
+    """The node's name as used in trails."""
     name: str = node.name()
     return _ALIKE.get(name, name)
 
 
 class Source(NamedTuple):
-    """Where something shared comes from, under a name that is the same in every graph."""
+    """Where a shared value comes from, under a name that is the same in every graph."""
 
     name: str
     edge: GradientEdge
 
 
 class Border(NamedTuple):
-    """A frontier node: its ``slot`` leads into what is shared; ``layouts`` of the cotangents that arrive at it."""
+    """A frontier node: ``slot`` leads into what is shared, ``layouts`` are those of the cotangents that arrive at it."""
 
     node: Node
     slot: int
@@ -82,7 +82,7 @@ class Border(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """The frontier as it is found again in another graph: the ways up from the sources that end there, and those that lead on."""
+    """A frontier that can be found again in another graph: the paths up from the sources that end there, and those that lead on."""
 
     ends: dict[Trail, tuple[Layout | None, ...]]
     ways: frozenset[Trail]
@@ -90,7 +90,7 @@ class Frontier(NamedTuple):
     fits: Mapping[Trail, tuple[frozenset[Layout], ...]] = {}  # all layouts that the cotangents at an end may have
 
     def again(self, graph: Graph, sources: Sequence[Source]) -> list[Border]:
-        """The same frontier in this graph. Raises LookupError where the ways differ."""
+        """The same frontier in this graph. Raises LookupError if the paths differ."""
 
         def decide(node: Node, way: Trail) -> tuple[Layout | None, ...] | None:
             if way not in self.ends and way not in self.ways:
@@ -104,7 +104,7 @@ class Frontier(NamedTuple):
 def find(
     graph: Graph, exits: Sequence[Exit], sources: Sequence[Source], examples: int, below: frozenset[Trail] = frozenset()
 ) -> Frontier:
-    """The frontier of these sources, by tags, above the ways ``below``. Raises LookupError with the node above which there is none."""
+    """The frontier of these sources by tags, above the paths ``below``. Raises LookupError naming a node above which there is none."""
     steps = 6
     known: dict[Node, list[Owners]] = {}
     while sources:
@@ -122,7 +122,7 @@ Decide = Callable[[Node, Trail], "tuple[Layout | None, ...] | None"]
 
 
 def _climbed(graph: Graph, sources: Sequence[Source], decide: Decide) -> tuple[list[tuple[Border, Trail]], set[Trail]]:
-    """Up from the sources, breadth first; ``decide`` gives the layouts of a frontier node, None for one that is still below."""
+    """Walk up from the sources, breadth first; ``decide`` gives the layouts of a frontier node, or None below the frontier."""
     found: list[tuple[Border, Trail]] = []
     ways: set[Trail] = set()
     seen: set[Node] = set()
@@ -151,8 +151,8 @@ def _climbed(graph: Graph, sources: Sequence[Source], decide: Decide) -> tuple[l
 def _without_contradictions(
     graph: Graph, sources: Sequence[Source], known: dict[Node, list[Owners]], examples: int, below: Iterable[Trail]
 ) -> Frontier:
-    """Ways that look alike end alike. If examples meet on one of them (an expert), they lead on where one example happens to be alone; if
-    nothing is known of one (it got no gradient), it ends where the others do. Layouts that differ are read by tags in each step.
+    """Make equal paths end alike. If examples meet on one (an expert), all lead on, even where an example happens to be alone; if one got
+    no gradient, it ends where the others do. Layouts that differ are determined by tags in each step.
     """
     below, silent, mixed = set(below), set[Trail](), set[Trail]()
 
@@ -184,12 +184,12 @@ def _without_contradictions(
 
 
 def is_mixed(owners: Sequence[Owners]) -> bool:
-    """Several examples meet in a cotangent of a node."""
+    """Whether several examples meet in a cotangent of a node."""
     return any(o.proved and not o.clean for o in owners)
 
 
 def _layouts(owners: list[Owners], examples: int) -> tuple[Layout | None, ...] | None:
-    """Where the examples are in each cotangent of a node; None if one of them is not one example's own everywhere."""
+    """The layout of each cotangent of a node; None if some element belongs to several examples."""
     given = [o for o in owners if o.each is not None]
     if not given or not all(o.clean for o in given):
         return None
@@ -201,5 +201,5 @@ def _layouts(owners: list[Owners], examples: int) -> tuple[Layout | None, ...] |
 
 
 def _regular(owners: Owners, examples: int) -> frozenset[Layout]:
-    """The layouts that these owners may have; of a few examples, several."""
+    """The layouts that are consistent with these owners; with few examples there may be several."""
     return frozenset(() if owners.each is None else (found for found in layouts_of(owners.each, examples) if found.regular))

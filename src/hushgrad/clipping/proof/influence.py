@@ -1,10 +1,10 @@
-"""Others left out, replaced, repeated and made extreme: nobody's output may change.
+"""Looks for influence between examples: no output may change when other examples are removed, replaced, repeated or made extreme.
 
-*Crowds*: some of a batch among as many others as a batch may hold. A capacity, a list with so many places or a sorted batch treats one
-otherwise when there are many others, many alike, or many of a kind.
+*Crowds*: some examples of the batch run among as many others as a batch may hold. A capacity, a fixed-size queue or a sorted batch treats
+an example differently among many others, many equal ones, or many of one kind.
 
-What depends on a batch as a whole often does so only beyond a threshold: a capacity, the largest number, "is any of them NaN?". So the
-others are made large, infinite, NaN, empty and short, and are many; what no threshold within reach shows, no test can exclude.
+Influence often appears only beyond a threshold: a capacity, the largest number, "is any of them NaN?". So the others are made large,
+infinite, NaN, empty and short, and there are many of them. Influence beyond every threshold that is tried cannot be excluded by a test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REMEMBERS = "it keeps something of an earlier batch that changes the next one's
 
 
 def influence(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, lot: Random) -> str | None:
-    """How others change somebody's outputs, which are ``outputs`` in the batch, in words; None if they do not."""
+    """A sentence about how other examples change an output, given the batch's ``outputs``; None if they do not."""
     return (
         _crowded(stage, structure, outputs, inputs, B, lot)
         or swayed(stage, structure, inputs, B, lot)
@@ -45,10 +45,10 @@ def influence(stage: Sealing, structure: Structure, outputs: list[Tensor], input
 
 
 def _crowded(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, lot: Random) -> str | None:
-    """How others who are left out, or are many, change somebody's outputs, which are ``outputs`` in the batch.
+    """How removing other examples, or adding many, changes an output, given the batch's ``outputs``.
 
-    One part of the batch is among copies of one, the other among many of every kind: whoever is influenced by somebody who is not there any
-    more shows it, too. Of a small batch, each part is by itself, and few are in both crowds.
+    One half of the batch runs among copies of one example, the other half among many of every kind; each half also lacks the other one. In
+    a small batch each half runs by itself, and a few examples run in both crowds.
     """
     cut = B // 2 - (B % 4 == 0)  # an odd number, where both can be: a model that takes even ones only shows it now
     order = lot.sample(range(B), B)
@@ -64,13 +64,13 @@ def _crowded(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs
 
 
 def _is_kept(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, who: list[int]) -> bool:
-    """Whether these, by themselves, have the outputs that they have in the batch."""
+    """Whether these examples, by themselves, have the outputs that they have in the batch."""
     made = outputs_of(stage, part_of(structure.reading, inputs, who, B))
     return kept_elsewhere(stage, structure, inputs, outputs, made, torch.tensor(who), torch.arange(len(who)), B, len(who))
 
 
 class _Crowd(NamedTuple):
-    """A few, and the same to be turned, half of them before the many others and half behind."""
+    """A few examples, each also in a negated copy: half of them before the many others, and half after."""
 
     inputs: Any
     size: int
@@ -81,9 +81,10 @@ class _Crowd(NamedTuple):
 def _by_kinds(
     stage: Sealing, structure: Structure, outputs: list[Tensor], inputs: Any, B: int, part: list[int], lot: Random
 ) -> str | None:
-    """A few, by themselves and among many of every kind: of one kind perhaps none takes up room.
+    """Run a few examples by themselves and among many of every kind; examples of a single kind might take up no capacity.
 
-    Those come first in the crowd that come last by themselves: who has room by themselves loses it. A part of the batch is among them.
+    The examples that come last by themselves come first in the crowd, so that a capacity by position shows. A part of the batch is among
+    them.
     """
     reading, among = structure.reading, part or range(B)
     few = lot.sample(among, min(len(among), FEW))
@@ -113,7 +114,7 @@ def _by_kinds(
 
 
 def _of_kinds(stage: Sealing, structure: Structure, crowd: _Crowd) -> Iterator[list[Tensor]]:
-    """The outputs of a crowd in which others are of all kinds; of each kind by itself, for a model that does not take all at once."""
+    """The outputs of a crowd whose other members are of all kinds; one kind at a time for a model that rejects the mixture."""
     for some in (KINDS, *([kind] for kind in KINDS)):
         kinds = [*some, None]
         now = {k: kind for k in crowd.others if (kind := kinds[k % len(kinds)]) is not None}
@@ -129,9 +130,9 @@ def _of_kinds(stage: Sealing, structure: Structure, crowd: _Crowd) -> Iterator[l
 
 
 def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random, *, brief: bool = False) -> str | None:
-    """A few examples, of which some become others, and extreme: those that stay, and are short, keep what they have.
+    """Replace some of a few examples by others, ordinary and extreme: the rest, shortened so that others are longer, keep their outputs.
 
-    ``brief``: others that are ordinary, or large, alone.
+    ``brief``: only ordinary and large replacements.
     """
     n = min(B, FEW)
     others = sorted(lot.sample(range(n), max(n // 2, n - KEPT)))
@@ -143,7 +144,7 @@ def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
 
 
 def _by_constants(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:
-    """Others are what the forward compares its tensors with: a missing value, a token, the end of a text. So are those that stay."""
+    """Set others, then those that stay, to constants that the forward compares with (a missing value, a token, the end of a text)."""
     constants, anew = stage.compared()
     if not constants:
         return None
@@ -159,16 +160,16 @@ def _by_constants(stage: Sealing, structure: Structure, few: Any, others: list[i
 def _replaced(
     stage: Sealing, structure: Structure, bases: list[Any], others: list[int], n: int, groups: list[list[Named]]
 ) -> str | None:
-    """Each group of changes in a pass, one for each of the others (or in more passes, if they are too few).
+    """Apply each group of changes in one pass, one change for each of the others (in several passes if there are more changes).
 
-    The last pass is the first one again: whatever a pass leaves behind where it cannot be put back shows in it.
+    The last pass repeats the first one: it shows whatever a pass leaves behind where it cannot be restored.
 
     Args:
         stage: runs the model.
         structure: where the examples are.
-        bases: a few examples; of several such inputs, the first that the model takes.
+        bases: a few examples; of several such inputs, the first that the model accepts.
         others: which of them change.
-        n: how many they are.
+        n: how many examples there are.
         groups: of changes.
     """
     stay = torch.tensor([i for i in range(n) if i not in others])
@@ -194,9 +195,9 @@ def _replaced(
 def _taken(
     stage: Sealing, structure: Structure, base: Any, others: list[int], n: int, now: list[Named]
 ) -> Iterator[tuple[list[Named], list[Tensor]]]:
-    """The outputs when the others become these. What a model does not take together is tried by itself, of all of them and of one.
+    """The outputs after the others become these. What the model rejects together is tried separately, for all others and for one.
 
-    What it never takes, nobody learns anything from: a step over such a record ends with the model's own exception.
+    What it always rejects cannot leak: a step over such a record ends with the model's own exception.
     """
     made = tried(stage, structure.reading.changed(base, {i: now[k % len(now)][1] for k, i in enumerate(others)}, n))
     if made is not None:
@@ -214,7 +215,7 @@ def _taken(
 
 
 def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
-    """What a pass leaves behind must not depend on its data, as far as the next pass shows it."""
+    """Whether what a pass leaves behind, as far as the next pass shows it, depends on the data."""
     if stage.keeps_nothing():
         return None
     n = min(B, FEW)

@@ -1,4 +1,4 @@
-"""What a proof is made of: the tensors of a model's inputs and outputs, without what would hide everything else."""
+"""Variants of a model's inputs that a proof runs: finite, without outliers, perturbed, reordered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def floats(output: Any) -> list[Tensor]:
 
 
 def finite(inputs: Any) -> Any:
-    """Detached; NaN and infinity, of which nothing can be proved, are replaced."""
+    """Detached, with NaN and infinity replaced: nothing can be proved about those."""
 
     def change(t: Tensor) -> Tensor:
         return t.detach().nan_to_num(0.0, 1e4, -1e4) if t.is_floating_point() else t.detach()
@@ -31,17 +31,17 @@ def finite(inputs: Any) -> Any:
 
 
 def _within(change: Callable[[Tensor], Tensor], leaf: Any) -> Any:
-    """A tensor changed, or a packed sequence with its rows changed."""
+    """A changed tensor, or a packed sequence with its rows changed."""
     return change(leaf) if isinstance(leaf, Tensor) else leaf._replace(data=change(leaf.data))
 
 
 def copied(inputs: Any) -> Any:
-    """The model may write to its inputs."""
+    """A copy, since the model may write to its inputs."""
     return mapped(inputs, partial(_within, Tensor.clone))
 
 
 def tamed(inputs: Any) -> Any | None:
-    """The same with no number far above the others; None if there is none."""
+    """The inputs with outliers clamped; None if there are none."""
     wild = []
 
     def change(t: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def tamed(inputs: Any) -> Any | None:
 
 
 def jittered(t: Tensor) -> Tensor:
-    """Other examples like this one."""
+    """Similar examples: every number is moved a little."""
     if not t.is_floating_point() or not t.numel():
         return t
     noise = torch.linspace(-0.3, 0.4, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)
@@ -67,7 +67,7 @@ def jittered(t: Tensor) -> Tensor:
 
 
 def shuffled(t: Tensor) -> Tensor:
-    """Examples that differ in whatever may put them in order, in none."""
+    """Examples in another order by any criterion that a model may sort them by."""
     if t.is_floating_point():
         return jittered(t.flip(0))
     if t.dim() > 1 or t.dtype is torch.bool or not t.numel():

@@ -1,5 +1,5 @@
-"""Which inputs of a model hold the examples: a hypothesis for each tensor, of which that one counts under which examples alone give what
-they give in their batch.
+"""Readings: hypotheses about which dimension of each input tensor holds the examples. The one counts under which examples alone give
+what they give in their batch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everyb
 
 
 class Reading(NamedTuple):
-    """For each tensor among the inputs, in order: its layout; None: shared by all; "packed"; "bag", (ids, offsets) of bags."""
+    """For each input tensor, in order: its layout; None if all examples share it; "packed"; or "bag", the (ids, offsets) of bags."""
 
     layouts: tuple[Any, ...]
 
     def only(self, inputs: Packed, which: Tensor, examples: int) -> Any:
-        """The inputs for these examples alone (or more than once)."""
+        """The inputs of these examples alone; an example may be repeated."""
         tensors = leaves(inputs)
         ids, offsets = (
             next((t for t, kind in zip(tensors, self.layouts, strict=True) if kind == word), None) for word in ("bag", "offsets")
@@ -49,19 +49,19 @@ class Reading(NamedTuple):
         return mapped(inputs, pick)
 
     def shared_like_data(self, inputs: Packed, examples: int) -> list[int]:
-        """Tensors that all examples share under this reading, though they have a dimension for so many of them."""
+        """Tensors that all examples share under this reading, though one of their dimensions has that size."""
         pairs = enumerate(zip(leaves(inputs), self.layouts, strict=True))
         return [k for k, (t, layout) in pairs if layout is None and _options(t, examples)[0] is not None]
 
     def layouts_alike(self, other: Reading) -> bool:
-        """The same but for sizes."""
+        """Whether two readings are equal except for sizes."""
         mine, its = ([v[:2] if isinstance(v, Layout) else v for v in r.layouts] for r in (self, other))
         return mine == its
 
     def changed(self, inputs: Packed, changes: Mapping[int, Change], examples: int, *, by_row: bool = False) -> Any:
-        """The inputs with other numbers for these examples; a change sees one's rows, in the first dimension, and everybody's.
+        """The inputs with other numbers for these examples; a change gets one example's rows, examples first, and the rows of all.
 
-        ``by_row``: what a change makes of a row follows from it alone, so that examples with the same one are changed together.
+        ``by_row``: a change acts on each row separately, so examples with the same change are changed together.
         """
         rest = iter(self.layouts)
 
@@ -77,7 +77,7 @@ class Reading(NamedTuple):
         return mapped(inputs, made)
 
     def all_changed(self, inputs: Packed, change: Callable[[Tensor], Tensor]) -> Any:
-        """The inputs with other numbers for everybody; ``change`` sees the examples in the first dimension."""
+        """The inputs with other numbers for all examples; ``change`` gets them with the examples first."""
         rest = iter(self.layouts)
 
         def made(t: Any) -> Any:
@@ -95,13 +95,13 @@ def _packed(value: PackedSequence, which: Tensor) -> PackedSequence:
 
 
 def _repacked(value: PackedSequence, change: Callable[[Tensor], Tensor]) -> PackedSequence:
-    """Of the same lengths, with other numbers; ``change`` sees all examples, padded."""
+    """A packed sequence of the same lengths with other numbers; ``change`` gets all examples, padded."""
     every, lengths = pad_packed_sequence(value, batch_first=True)
     return pack_padded_sequence(change(every), lengths, batch_first=True, enforce_sorted=False)
 
 
 def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor, *, by_row: bool) -> Tensor:
-    """Rows with other numbers; ``numbers`` says whose they are."""
+    """Changed rows; ``numbers`` are their examples."""
     together: dict[Any, list[int]] = {}
     for i, change in changes.items():  # of single numbers, several rows of one example are a row
         together.setdefault(change if by_row and every.dim() > 1 else (change, i), []).append(i)
@@ -114,7 +114,7 @@ def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor,
 
 
 def _bags(ids: Any, offsets: Any, which: Tensor, examples: int) -> tuple[Tensor, Tensor]:
-    """Bags cut out of flat ids, and where they begin; an offset beyond the last bag stays."""
+    """Some of the bags in flat ids, and their offsets; an offset beyond the last bag stays."""
     starts = offsets[:examples]
     ends = torch.cat([starts[1:], starts.new_tensor([len(ids)])])
     places = [torch.arange(int(starts[i]), int(ends[i]), device=ids.device) for i in which]
@@ -123,7 +123,7 @@ def _bags(ids: Any, offsets: Any, which: Tensor, examples: int) -> tuple[Tensor,
 
 
 def readings(inputs: Packed, examples: int) -> Iterator[Reading]:
-    """Hypotheses, the likely ones first; a few at the most."""
+    """A few hypotheses, the likely ones first."""
     tensors = leaves(inputs)
     options = [_options(t, examples) for t in tensors]
     yield from islice(_in_order(tensors, options, examples), READINGS)
@@ -147,7 +147,7 @@ def _in_order(tensors: list[Any], options: list[list[Any]], examples: int) -> It
 
 
 def _bag_reading(tensors: list[Any], usual: tuple[Any, ...], examples: int) -> Reading | None:
-    """(ids, offsets): flat ids, and where each example's begin."""
+    """The reading of (ids, offsets): flat ids, and where each example's ids begin."""
     for k, t in enumerate(tensors):
         flat = isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point() and len(t) in (examples, examples + 1)
         if flat and k and len(t) and int(t[0]) == 0 and bool((t[1:] >= t[:-1]).all()):
@@ -171,9 +171,7 @@ def _options(value: Any, examples: int) -> list[Any]:
 
 
 def examples_of(inputs: Packed) -> list[int]:
-    """Numbers of examples that the inputs may hold, where nobody has said it: of the first tensor, its first or second dimension; or as
-    many as there are bags of flat ids.
-    """
+    """Possible numbers of examples if none is declared: the first or second dimension of the first tensor, or the number of bags."""
     tensors = leaves(inputs)
     for value in tensors:
         if isinstance(value, PackedSequence):
@@ -203,7 +201,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def inside(value: Any) -> Iterable[Any]:
-    """What a container holds: a tuple, list, mapping or dataclass, of whatever class. Torch's own trees know their plain classes only."""
+    """The items of a container: a tuple, list, mapping or dataclass of any class. torch's pytrees know only the built-in classes."""
     if isinstance(value, (tuple, list)):
         return value
     if isinstance(value, Mapping):
@@ -214,12 +212,12 @@ def inside(value: Any) -> Iterable[Any]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in a nested value; of packed sequences, their rows."""
+    """All tensors in a nested value; for packed sequences, their rows."""
     return [data_of(leaf) for leaf in leaves(value)]
 
 
 def data_of(leaf: Any) -> Tensor:
-    """The numbers of a tensor, itself, or of a packed sequence, its rows."""
+    """A tensor itself; for a packed sequence, its rows."""
     return leaf if isinstance(leaf, Tensor) else leaf.data  # type: ignore[no-any-return]
 
 

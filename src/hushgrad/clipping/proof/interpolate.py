@@ -1,4 +1,4 @@
-"""What follows from proved structures for inputs of lengths between theirs."""
+"""Derives the structure for an input length between lengths that were proved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ __all__ = ["interpolated"]
 
 
 def interpolated(proved: Sequence[Structure], tensors: list[Any], examples: int) -> Structure | None:
-    """The structure for a length between proved ones: all sizes inside are the same straight line of the inputs' as in the proofs."""
+    """The structure for these inputs, if all internal sizes are one affine function of the input sizes in all proofs; else None.
+
+    Args:
+        proved: structures of other lengths.
+        tensors: the inputs.
+        examples: how many they hold.
+    """
     first = proved[0]
     sizes = sizes_of(tensors, first.reading, examples)
     alike = [s for s in proved if s.same_as(first) and s.order == first.order and s.reading.layouts_alike(first.reading)]
@@ -43,14 +49,14 @@ def _flat(sizes: tuple[Any, ...]) -> list[int]:
 
 
 def _inside(structure: Structure) -> list[int | None]:
-    """All sizes inside, and the number of nodes."""
+    """All internal sizes, and the number of graph nodes."""
     shapes: dict[Number, tuple[Pattern, ...]] = structure.shapes
     made = [v for ps in shapes.values() for p in ps for v in p]
     return [*made, min(structure.nodes) if structure.nodes else None]
 
 
 def _on_a_line(known: list[list[int]], inside: list[list[int]], wanted: list[int]) -> list[int] | None:
-    """A @ x + b through all the known points, at the wanted one; None if they are on no such line."""
+    """The affine map through all known points, evaluated at ``wanted``; None if there is no exact one."""
     points = np.array([[*v, 1.0] for v in known])
     values = np.array(inside, dtype=float)
     solved = np.linalg.lstsq(points, values, rcond=None)[0]

@@ -1,4 +1,4 @@
-"""What a failed proof says, with a remedy that somebody can follow who did not write the model."""
+"""The error messages of failed proofs, with remedies for a reader who did not write the model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["differentiated", "disproportionate", "exchanged", "refusal"]
 
 
 def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
-    """A sentence for a model in which no single module is to blame.
+    """The message if no single module is to blame.
 
     Args:
         name: of the model.
-        examples: in the batch.
+        examples: how many the batch has.
         problem: what broke the seal; None if no reading of the inputs explains the outputs.
         drawn: operations that drew random numbers.
-        packed: an input is a packed sequence.
+        packed: whether an input is a packed sequence.
     """
     if packed and (problem is None or problem.influence):
         return (
@@ -47,7 +47,7 @@ def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[st
 
 
 def differentiated(name: str) -> str:
-    """Of a model whose forward asks for gradients itself."""
+    """The message for a model whose forward computes gradients itself."""
     return (
         f"{name} asks for gradients inside of its forward (autograd.grad, backward), through layers that are trained: these cannot be told "
         "from those of the loss. Let such a gradient pass frozen layers only, or functions of weights that are detached "
@@ -56,7 +56,7 @@ def differentiated(name: str) -> str:
 
 
 def exchanged(name: str) -> str:
-    """The same, where examples influence each other and no module is to blame."""
+    """The same if examples influence each other and no module is to blame."""
     return (
         f"{name} asks for gradients inside of its forward (autograd.grad, backward), and the examples of a batch influence each other in "
         "it: an inner loss over the batch does that. Take the inner gradient of each example by itself, with "
@@ -65,7 +65,7 @@ def exchanged(name: str) -> str:
 
 
 def disproportionate(name: str, hooked: Sequence[str]) -> str:
-    """Of a model in which a loss of twice the size has another gradient than twice the gradient; ``hooked``: where hooks were found."""
+    """The message for a model whose gradients do not double when the loss doubles; ``hooked``: where hooks were found."""
     found = f" There are hooks on {', '.join(hooked[:3])}, which _backward_hooks.clear() of each removes." if hooked else ""
     return (
         f"The gradients of {name} do not follow the size of the loss: a hook on gradients (register_hook, register_full_backward_hook) or "

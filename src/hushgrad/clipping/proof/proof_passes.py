@@ -1,4 +1,4 @@
-"""The passes of a proof: each begins in the state of the model in which the proof began, and leaves nothing behind."""
+"""Runs the passes of a proof: each starts from the state of the model in which the proof began, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LARGE = 4_000_000  # parameters: 16 MB; smaller models' pages are dearer than t
 
 
 class ProofPasses:
-    """Runs a model for proofs: what :class:`~hushgrad.clipping.proof.seal_runs.Sealing` asks for."""
+    """Runs a model for proofs; implements :class:`~hushgrad.clipping.proof.seal_runs.Sealing`."""
 
     def __init__(self, capture: Capture, attributes: Attributes, lot: Random, known: Known, *, seal: bool) -> None:
         self.model: nn.Module = capture.model
@@ -106,7 +106,7 @@ class ProofPasses:
         return self.runs.pop()
 
     def run_sealed(self, inputs: Any, examples: int, structure: Structure) -> Run:
-        """The pass over the batch, read by its structure: the one that was kept, if that can be read so late, else a new one."""
+        """The pass over the batch, read by its structure: the one that was kept if it can still be read, else a new one."""
         run, self.kept = self.kept, None
         if run is None or not structure.plain or any(structure.around):
             del run
@@ -121,7 +121,7 @@ class ProofPasses:
         return run
 
     def _called(self, inputs: Any, *, after: Any = None) -> Any:
-        """The model, in the state in which the proof began; what it counts is noted."""
+        """Call the model in the state in which the proof began; record what it counts."""
         self._give_back()
         if self._clocks is None:
             return self._first_called(inputs)
@@ -133,7 +133,7 @@ class ProofPasses:
             return self._run(inputs)
 
     def _give_back(self) -> None:
-        """Of a large model, have the C library give back what an earlier pass held: between small blocks that live on it must be asked."""
+        """For a large model, ask the C library to return the memory of earlier passes; fragmentation would keep it otherwise."""
         if self._trim is not None:
             self._trim(0)
 
@@ -152,7 +152,7 @@ class ProofPasses:
             self.draws = self.draws or self._drawn != self._draws
 
     def heard(self, course: CallTrace) -> None:
-        """The model's own forward has ended, and took this course; hooks of others may follow."""
+        """The model's own forward has ended, with this trace; hooks of others may follow."""
         self._quiet.listens = False
         self.differentiates = self.differentiates or not course.functions.isdisjoint(("grad", "backward"))
         self.courses.append(course)
@@ -160,7 +160,7 @@ class ProofPasses:
             self._heard = self._heard.after(course)
 
     def _first_called(self, inputs: Any) -> Any:
-        """The first, ordinary pass of a proof. What it writes to parameters is found before anything extreme is written there."""
+        """The first, ordinary pass of a proof: shows whether the model writes to parameters, before extreme values could get there."""
         marks = {} if self._spares_parameters else self._marks()
         with attributes_restored(attributes_of(self.model), self._note), self._attributes.clocks() as clocks:
             output = self._run(inputs)
@@ -185,29 +185,29 @@ class ProofPasses:
         self._wrote = True
 
     def keeps_nothing(self) -> bool:
-        """Whether no pass so far has left something behind: then one that was made earlier is as good as one that is made now."""
+        """Whether no pass so far has written anything: then earlier passes are as good as new ones."""
         return not self._wrote
 
     def seeds(self) -> frozenset[int]:
-        """Of the generators that the last pass has drawn from."""
+        """The seeds of the generators that the last pass has drawn from."""
         return frozenset(self._quiet.seeds)
 
     def compared(self) -> tuple[list[float], bool]:
-        """What passes compare their tensors with, and whether whole numbers may be tried that the batch does not have."""
+        """The constants that passes compare their tensors with, and whether integers may be tried that do not occur in the batch."""
         # Not where a row of a table that is read draws its noise then, nor where one that does not exist ends the process.
         return list(self._quiet.compared), not self._capture.by_rows and all(p.is_cpu for p in self.model.parameters())
 
     def dim(self) -> int | None:
-        """The dimension of the inputs in which somebody has said that the examples are."""
+        """The dimension of the inputs that was declared to hold the examples."""
         said = self._tape.dim
         return said() if callable(said) else said
 
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
-        """Whether all examples share this input: so it was in an earlier proof, or somebody vouches for the model."""
+        """Whether all examples share this input: an earlier proof found it, or the user vouches for the model."""
         return not self._seal or self._known.shared(tensor, shape)
 
     def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
-        """Whether this input, of so many, had the examples there in a batch that was proved; or somebody vouches for the model."""
+        """Whether this input, of so many, had this layout in an earlier proof, or the user vouches for the model."""
         return not self._seal or self._known.placed(tensors, tensor, layout)
 
     def name_of(self, leaf: Tensor) -> str | None:
@@ -215,7 +215,7 @@ class ProofPasses:
         return self._capture.name_of(leaf)
 
     def weighed(self, run: Run, exits: Any, us: list[Tensor], weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
+        """The sum of the per-example gradients with these weights, as the capture computes it, and the examples' norms."""
         self._tape.deaf = False
         try:
             with randomness_fixed("of a step"):  # a rule, too, may run a layer again
@@ -225,13 +225,13 @@ class ProofPasses:
             self._tape.deaf = True
 
     def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], dict[str, nn.Parameter]]:
-        """A pass, and the trained parameters; ``after`` another one."""
+        """The outputs of a pass, optionally ``after`` another one, and the trained parameters."""
         (made,) = self._called_unwatched(inputs, after) or (self._called(inputs, after=after),)
         outputs = floats(made)
         return self.opened(outputs, inputs), self._capture.trained
 
     def _called_unwatched(self, inputs: Any, after: Any) -> tuple[Any] | None:
-        """Without the quiet, at half of the cost, where it had nothing to do in passes that did the same; None where it may have."""
+        """Call the model without fixing randomness, at half the cost, if passes with the same trace drew nothing; None if they may have."""
         if not self._heard.orders or not self._quiet.idle:
             return None
         before, self._unwatched = len(self.courses), True
@@ -246,20 +246,20 @@ class ProofPasses:
         return None
 
     def opened(self, outputs: list[Tensor], inputs: Any) -> list[Tensor]:
-        """The outputs of a pass as the proof sees them."""
+        """The outputs of a pass with examples of different lengths padded: see :mod:`hushgrad.clipping.proof.variable_lengths`."""
         return outputs if self.opening is None else opened(outputs, self.opening, leaves(inputs))
 
     def paused(self) -> AbstractContextManager[None]:
-        """Passes inside are without the capture."""
+        """Passes inside run without the capture."""
         return self._capture.pause()
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of all buffers, as the last pass has left them."""
+        """Copies of all buffers as the last pass left them."""
         return buffers_of(self.model)
 
     @contextmanager
     def later(self, passes: int) -> Iterator[bool]:
-        """Inside, the model's own counts are so much further; False if it keeps none."""
+        """Inside, the model's own counters are ``passes`` ahead; yields False if it has none."""
         start = self._start
         self._start = start | {name: start[name] + passes for name in self._counts}
         try:
@@ -269,6 +269,6 @@ class ProofPasses:
             self._start = start
 
     def precisions(self) -> set[torch.dtype]:
-        """What the model casts numbers to, by itself or by autocast."""
+        """The dtypes that the model, or autocast, casts to."""
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         return self._quiet.casts | ({torch.bfloat16} if cast else set())

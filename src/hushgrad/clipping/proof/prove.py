@@ -1,10 +1,10 @@
-"""The proof of one structure: two surveys by tags that must agree, the frontier of what is shared, and the seal.
+"""Proves one structure: two surveys by tags that must agree, the frontier of shared values, and the seal.
 
-1. The model runs quietly over the batch, and over two or three of its examples alone, under each reading of the inputs until these
-   examples give what they give in the batch: then the reading is right, and the outputs' layouts follow from how they grow.
-2. In both runs tags say whose each call's rows are. A layout counts if both say the same; rows that follow no rule are tagged in each step.
-3. What belongs to several examples is read where the graph first meets them.
-4. The seal (:mod:`hushgrad.clipping.proof.seal`): single examples, examples left out and replaced.
+1. The model runs without randomness over the batch, and over two or three of its examples alone, under one reading of the inputs after
+   the other until these examples give what they give in the batch. Comparing the two runs' output sizes gives the outputs' layouts.
+2. In both runs tags find the owner of each row of each call. A layout counts if both agree; rows without a rule are tagged in each step.
+3. What belongs to several examples is read where the graph first meets them: the frontier.
+4. The seal (:mod:`hushgrad.clipping.proof.seal`) compares with single examples, and removes and replaces examples.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _FLAT = (Kind.MAJOR, Kind.MINOR)
 
 
 def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | None:
-    """The structure of a pass over these inputs, still to be sealed, and whether no operation of it can put rows elsewhere.
+    """The structure of a pass over these inputs, not yet sealed, and whether none of its operations can move rows elsewhere.
 
-    None if no reading of the inputs explains the outputs. Of graphs as large as a step's one is held at a time.
+    None if no reading of the inputs explains the outputs. Only one graph of the size of a step's is alive at a time.
     """
     whole = stage.run(inputs, examples)
     few = 2 if examples == 3 else 3
@@ -112,7 +112,7 @@ def _structure(
 
 
 def _shapes(site: Site, place: Place, call: CallNotes, other: CallNotes | None) -> tuple[Pattern, ...]:
-    """The sizes of a call's outputs; ``other`` is the same call over fewer examples."""
+    """The sizes of a call's outputs that do not depend on the data; ``other`` is the same call over fewer examples."""
     dims = site.rule.dims(site.module, len(call.shapes))
     made = []
     for k, shape in enumerate(call.shapes):
@@ -122,7 +122,7 @@ def _shapes(site: Site, place: Place, call: CallNotes, other: CallNotes | None) 
 
 
 def _moves(first: SurveyNotes, second: SurveyNotes) -> tuple[Move, ...] | None:
-    """Where the examples are around nodes that move rows; None if that follows no rule."""
+    """The layouts around nodes that move rows by an index; None if there is no rule."""
     if [move.name for move in first.moves] != [move.name for move in second.moves]:
         return None
     made = []
@@ -138,7 +138,7 @@ def _moves(first: SurveyNotes, second: SurveyNotes) -> tuple[Move, ...] | None:
 
 
 def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | None:
-    """The layout of the examples, None if there are none or what is there is everybody's; SHARED if even rows have no rule."""
+    """The layout of the examples; None if there are none or all share the value; SHARED if not even rows have a rule."""
     if own.each is None or other.each is None or not (own.proved and other.proved) or not (own.clean or other.clean):
         return None
     layout = _layout(own, [other], examples, few)
@@ -149,7 +149,7 @@ def _carried(own: Owners, other: Owners, examples: int, few: int) -> Layout | No
 
 
 def _place(number: Number, first: SurveyNotes, second: SurveyNotes) -> Place:
-    """Where a call has its examples, if both surveys say so."""
+    """Where a call has its examples, if both surveys agree."""
     site, call = number[0], first.calls[number]
     outputs = [
         DEAD
@@ -178,7 +178,7 @@ def _place(number: Number, first: SurveyNotes, second: SurveyNotes) -> Place:
 
 
 def _faint(survey: SurveyNotes, number: Number) -> bool:
-    """No gradient worth the name came back."""
+    """Whether no more than rounding came back."""
     return not any(o.proved for o in survey.owners.get(number, []))
 
 
@@ -189,7 +189,7 @@ def _usable(site: Site, layout: Layout, rank: int) -> bool:
 
 
 def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout:
-    """The layout that both surveys allow; ROWS if whole rows have owners but no rule is known for them."""
+    """The layout that both surveys allow; ROWS if whole rows have owners without a known rule."""
     if own.each is None:
         return DEAD
     if not own.clean:
@@ -227,7 +227,7 @@ _Asks = Sequence[Callable[[frozenset[Trail]], Frontier]]  # of both surveys: the
 
 
 def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
-    """The frontier that both surveys allow, above these ways. Raises LookupError."""
+    """The frontier that both surveys allow, above these paths. Raises LookupError."""
     while True:
         made = [ask(below) for ask in asks]
         meet = {way for f in made for way in f.ends} & (made[0].mixed | made[1].mixed)
@@ -244,16 +244,16 @@ def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
 
 
 def _agreed(mine: Iterable[frozenset[Layout]], its: Iterable[frozenset[Layout]]) -> Layout:
-    """The layout that both surveys allow, if it is one; else whose it is is told row by row, in each step."""
+    """The layout that both surveys allow, if there is exactly one; otherwise rows are tagged in each step."""
     both = [a for own in mine for a in own if any(a[:2] == b[:2] for other in its for b in other)]
     return both[0] if len(both) == 1 else ROWS
 
 
 def _higher(asks: _Asks, made: Frontier) -> Frontier:
-    """The frontier where places tell the owners, if there is one above this one.
+    """A frontier above this one whose layouts are regular, if there is one.
 
-    Below a maximum over positions no two examples may happen to meet: then what is already a sum over the examples looks like rows of
-    theirs, to which a loss of another one that is no number comes, too.
+    Below a maximum over positions it may happen that no two examples meet: then a sum over the examples looks like rows of single ones, and
+    the NaN loss of one example would reach the others.
     """
     chance = frozenset(way for way, layouts in made.ends.items() if ROWS in layouts and not has_formula(*way[-1], layouts))
     if not chance:

@@ -1,7 +1,7 @@
-"""How large the terms are that a number is the sum of: its rounding follows them, not what they leave.
+"""Compares outputs relative to the size of the terms that they were summed from, since rounding errors scale with those.
 
-Two passes over other numbers of examples add in another order. Where the terms of an output cancel (all inputs alike, one output, by chance
-a sum of nearly 0), what is left differs by more than any part of itself, though nobody influences anybody.
+Two passes over different numbers of examples add in different orders. Where the terms of an output cancel (equal inputs, a sum that happens
+to be close to 0), the results differ by more than any relative tolerance, though no example influences another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["same_as_made"]
 
 
 def same_as_made(made: Tensor, again: Tensor, *, scale: float | None = None) -> bool:
-    """Whether ``again`` equals a pass's output, up to rounding of what it was made of; ``made`` has its graph.
+    """Whether ``again`` equals a pass's output up to the rounding of its terms.
 
     Args:
-        made: some of the output.
-        again: the same, of another pass.
-        scale: how large numbers are of which these are a part.
+        made: a part of the output, with its graph.
+        again: the same part in another pass.
+        scale: the size of the numbers that it is a part of.
     """
     found = made.detach()
     scale = largest(found) if scale is None else scale
@@ -39,7 +39,7 @@ def same_as_made(made: Tensor, again: Tensor, *, scale: float | None = None) -> 
 
 
 def _terms(y: Tensor) -> float:
-    """How far a number moves when each parameter moves at random, in relation to its own size; 0 if that is no number."""
+    """How far a number moves if each parameter moves by a random fraction of itself: about the size of its terms; 0 if not finite."""
     leaves = [leaf for node in Graph([get_gradient_edge(y)]).nodes if (leaf := accumulated(node)) is not None]
     with randomness_fixed():
         grads = torch.autograd.grad(y, leaves, retain_graph=True, allow_unused=True)

@@ -1,8 +1,8 @@
-"""Nodes that move rows by an index: with other data they may move them elsewhere.
+"""Graph nodes that move rows by an index, and may move them elsewhere with other data.
 
-An index is computed (sorted lengths, chosen experts, distinct ids) or constant; a graph does not tell which. So a pass in which rows are
-moved is read as it was proved only if each of these nodes still keeps every row with its example, or says whose it is
-(:mod:`hushgrad.clipping.proof.routes`); else that is told by tags.
+An index may be computed from the data (sorted lengths, chosen experts, distinct ids) or constant; a graph does not show which. So a pass
+that moves rows is read as proved only if each such node still keeps every row with its example, or tells the row's owner
+(:mod:`hushgrad.clipping.proof.routes`); otherwise tags find the owners in each pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIXED = frozenset(
 
 
 def is_fixed(graph: Graph) -> bool:
-    """No node of this graph can move rows elsewhere with other data."""
+    """Whether no node of this graph can move rows elsewhere with other data."""
     return all(_is_fixed(node) for node in graph.order)
 
 
@@ -48,7 +48,7 @@ def _is_fixed(node: Node) -> bool:
 
 
 class Move(NamedTuple):
-    """Where the examples are in what comes out of such a node, and in what goes into it; None: there are none; ROWS: by its index."""
+    """The layouts of the outputs and inputs of such a node; None: no examples; ROWS: determined by its index."""
 
     name: str
     outputs: tuple[Layout | None, ...]
@@ -56,7 +56,7 @@ class Move(NamedTuple):
 
 
 def moves_of(graph: Graph) -> list[Node]:
-    """The nodes that move rows by an index, in the order in which the graph is walked."""
+    """The nodes that move rows by an index, in the order of the graph walk."""
     return [node for node in graph.order if node.name().split("Backward")[0] in _NAMES]
 
 
@@ -73,16 +73,15 @@ def owners_at(nodes: Sequence[Node], exits: Sequence[Exit], examples: int) -> li
 
 
 def sent(node: Node, move: Move, numbers: Tensor, rows: Mapping[int, Tensor]) -> tuple[Tensor | None, ...] | None:
-    """What the node sends down if each example's cotangent is its number; None if that cannot be told.
+    """What the node sends down if each example's cotangent is its number; None if that cannot be computed.
 
-    A node is linear: with whole numbers in the place of examples, an element that n elements of example i are added to gets n times its
-    number, exactly.
+    A node is linear: an element to which n elements of example i are added gets exactly n times the number of i.
 
     Args:
         node: one that moves rows.
-        move: where the examples are around it.
+        move: the layouts around it.
         numbers: of the examples.
-        rows: the owners of the rows of those of its outputs that follow no rule.
+        rows: the owners of the rows of those outputs that have no regular layout.
     """
     given: list[Tensor | None] = []
     for k, metadata in enumerate(input_metadata(node)):

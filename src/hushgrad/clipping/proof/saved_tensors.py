@@ -1,4 +1,4 @@
-"""What a forward saves for backward, so that a node can be asked once more with finite numbers in it."""
+"""Intercepts the tensors that a forward saves for backward, so that a node can be called again with finite numbers in them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _LARGE = 1e15  # products of two such numbers are finite in single precision
 
 
 class Packing:
-    """What a forward saves for backward, kept as it is, and handed out with finite numbers inside :meth:`finite`."""
+    """Saved-tensor hooks that keep tensors as they are, and hand out finite versions inside :meth:`finite`."""
 
     def __init__(self) -> None:
         self._finite = self._bounded = False
 
     def pack(self, t: Tensor) -> tuple[Tensor, int]:
-        """Keep a tensor, and how often it was changed so far."""
+        """Keep a tensor with its version."""
         t = t.detach()
         return t, t._version
 
     def unpack(self, kept: tuple[Tensor, int]) -> Tensor:
-        """The tensor, if it is as it was: with hooks torch does not look itself."""
+        """The tensor, if it was not modified in place: torch does not check this for tensors behind hooks."""
         t, version = kept
         if t._version != version:
             raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
@@ -35,7 +35,7 @@ class Packing:
 
     @contextmanager
     def finite(self, *, bounded: bool) -> Iterator[None]:
-        """Inside, numbers that are not finite are 0; ``bounded``: and large ones are smaller."""
+        """Inside, non-finite numbers are replaced by 0; ``bounded``: and large ones are reduced."""
         self._finite, self._bounded = True, bounded
         try:
             yield

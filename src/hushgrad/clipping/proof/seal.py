@@ -1,8 +1,8 @@
-"""The seal: what gradients cannot show.
+"""The seal: final checks for influence that gradients cannot show.
 
-Tags follow the gradient; routing, a capacity, a sorted batch or a detached statistic influence without one. So single examples run alone,
-with the batch's own cotangent, and must give the gradient and the norm that the capture attributes to them; and nobody's output may change
-when other examples are left out, replaced, repeated or made extreme (:mod:`hushgrad.clipping.proof.influence`).
+Tags follow gradients; routing, a capacity, a sorted batch or a detached statistic influence without one. So single examples run alone with
+the batch's own cotangent, and must give the gradient and the norm that the capture attributes to them. And no example's output may change
+when other examples are removed, replaced, repeated or made extreme (:mod:`hushgrad.clipping.proof.influence`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class _Pick(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """What is wrong, in words; ``influence``: an output depends on other examples."""
+    """A sentence about what is wrong; ``influence``: whether an output depends on other examples."""
 
     what: str
     influence: bool
 
 
 def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> Broken | None:
-    """What breaks the seal of a structure that B examples have shown; None if nothing does."""
+    """What breaks the seal of a structure, tried with B examples; None if nothing does."""
     run = stage.run_sealed(inputs, B, structure)
     sane = _finite(structure, run, B)
     if not sane:
@@ -71,7 +71,7 @@ def _weights(picks: list[_Pick], B: int) -> Tensor:
 
 
 def _finite(structure: Structure, run: Run, B: int) -> list[int]:
-    """The examples whose outputs are numbers: of others nothing can be compared."""
+    """The examples with finite outputs: others cannot be compared."""
     sane = torch.ones(B, dtype=torch.bool)
     for y, layout in zip(run.outputs, structure.exits, strict=True):
         if layout is not None:
@@ -83,13 +83,13 @@ def _finite(structure: Structure, run: Run, B: int) -> list[int]:
 
 
 class _Alone(NamedTuple):
-    """What a gradient of one example alone says of its norm."""
+    """The norm of one example's gradient, alone and as captured."""
 
     norm: float
     tolerance: float
 
     def differs(self, i: int, norms: Tensor) -> str | None:
-        """In words."""
+        """A sentence about the difference."""
         found = float(norms[i])
         if abs(found - self.norm) <= self.tolerance * self.norm + 1e-30:
             return None
@@ -105,7 +105,7 @@ def _by_singles(
     B: int,
     found: tuple[dict[str, Tensor], Tensor],
 ) -> tuple[_Alone, str | None]:
-    """The first one's norm alone, and what is wrong. One gradient after the other, each as large as the model."""
+    """The first example's norm alone, and what is wrong. Gradients are compared one at a time, since each is as large as the model."""
     sums, norms = found
     expected: dict[str, Tensor] = {}
     alone: list[_Alone] = []
@@ -127,12 +127,12 @@ def _by_singles(
 
 
 def _norm(grads: dict[str, Tensor]) -> float:
-    """Over all parameters, in double precision, without copies."""
+    """The norm over all parameters, in double precision, without copies."""
     return math.sqrt(sum(float(sq_norm(g.unsqueeze(0))) for g in grads.values()))
 
 
 def _tolerance(stage: Sealing, us: list[Tensor], grads: dict[str, Tensor]) -> float:
-    """That of the lowest precision in which something is computed."""
+    """The tolerance of the lowest precision in which something is computed."""
     return seal_of({t.dtype for t in (*us, *grads.values())} | stage.precisions())
 
 
@@ -165,9 +165,9 @@ def _by_wild_cotangents(
     sane: list[int],
     lot: Random,
 ) -> str | None:
-    """Huge losses of others than i, and such as are no numbers: hooks on gradients, too, may look at the batch.
+    """Huge and NaN losses of the other examples: gradient hooks may look at the whole batch, too.
 
-    The loss of i is larger, too: what bounds its gradient sees a mean over the batch, which is smaller if there is one more.
+    The loss of i is larger as well: a hook that bounds gradients may use a mean over the batch, which shrinks with every further example.
     """
     if len(sane) < 2:
         return None
@@ -198,7 +198,7 @@ def _by_wild_cotangents(
 
 
 def _scaled(us: list[Tensor], exits: list[Exit], keep: int, n: int, factors: Sequence[float]) -> list[Tensor]:
-    """One example's cotangents times the first factor, all others' times the rest in turn: something huge, NaN, or 0."""
+    """One example's cotangents times the first factor, the others' times the remaining ones in turn: huge, NaN, or 0."""
     own, *others = factors
     each = torch.tensor([own if i == keep else others[(i - keep) % len(others)] for i in range(n)], dtype=torch.float32)
     return [u * each.to(u)[e.layout.owners(u.shape, n, u.device)] for u, e in zip(us, exits, strict=True)]

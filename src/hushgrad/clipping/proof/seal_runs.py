@@ -1,4 +1,4 @@
-"""What the seal runs, and how it compares what comes out."""
+"""How the seal runs the model, and compares outputs."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _AT_ONCE = 1 << 17  # numbers of outputs that are compared at once
 
 
 class Sealing(Stage, Protocol):
-    """What the seal needs of the capture beside its passes. Every pass begins in the same state of the model.
+    """What the seal needs from the capture in addition to a survey's passes. Every pass starts from the same state of the model.
 
-    ``differentiates``: the forward asks for gradients itself.
+    ``differentiates``: whether the forward computes gradients itself.
     """
 
     differentiates: bool
 
     def weighed(self, run: Run, exits: Any, us: list[Tensor], weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The sum of the examples' gradients with these weights, by the capture, and the examples' norms."""
+        """The sum of the per-example gradients with these weights, as the capture computes it, and the examples' norms."""
 
     def run_sealed(self, inputs: Any, examples: int, structure: Structure) -> Run:
-        """The pass over the batch, read by its structure: the one that was kept, if that can be read so late, else a new one."""
+        """The pass over the batch, read by its structure: the one that was kept if it can still be read, else a new one."""
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of all buffers, as the last pass has left them."""
+        """Copies of all buffers as the last pass left them."""
 
     def later(self, passes: int) -> AbstractContextManager[bool]:
-        """Inside, the model's own counts are so much further; False if it keeps none."""
+        """Inside, the model's own counters are ``passes`` ahead; yields False if it has none."""
 
     def seeds(self) -> frozenset[int]:
-        """Of the generators that the last pass has drawn from."""
+        """The seeds of the generators that the last pass has drawn from."""
 
     def compared(self) -> tuple[list[float], bool]:
-        """What passes compare their tensors with, and whether whole numbers may be tried that the batch does not have."""
+        """The constants that passes compare their tensors with, and whether integers may be tried that do not occur in the batch."""
 
 
 def part_of(reading: Reading, inputs: Any, which: Sequence[int], B: int) -> Any:
@@ -55,13 +55,13 @@ def part_of(reading: Reading, inputs: Any, which: Sequence[int], B: int) -> Any:
 
 
 def outputs_of(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor]:
-    """What the model gives for these inputs without the capture; ``after`` another pass."""
+    """The model's outputs for these inputs without the capture, optionally ``after`` another pass."""
     with torch.set_grad_enabled(stage.differentiates), stage.paused():
         return [y.detach() for y in stage.alone(inputs, after=after)[0]]
 
 
 def kept(structure: Structure, a: list[Tensor], b: list[Tensor], mine: Tensor, its: Tensor, B: int, now: int) -> bool:
-    """Whether the examples ``mine`` of outputs ``a`` (of B) have the same as ``its`` of ``b`` (of now)."""
+    """Whether the examples ``mine`` in outputs ``a`` (of B examples) equal the examples ``its`` in ``b`` (of ``now`` examples)."""
     if len(a) != len(b):
         return False
     for x, y, layout in zip(a, b, structure.exits, strict=True):
@@ -85,7 +85,7 @@ def kept_elsewhere(
     B: int,
     now: int,
 ) -> bool:
-    """The same of outputs ``a`` of these inputs, up to rounding of their terms: among more or fewer, sums are made in another order."""
+    """The same up to the rounding of the outputs' terms: with more or fewer examples, sums are formed in another order."""
     if kept(structure, a, b, mine, its, B, now):
         return True
     with torch.enable_grad(), stage.paused():
@@ -93,7 +93,7 @@ def kept_elsewhere(
 
 
 def _alike(x: Tensor, y: Tensor, mine: Tensor, its: Tensor, where: tuple[Layout, int], there: tuple[Layout, int]) -> bool:
-    """Whether rows of two outputs are the same. Some after the others: copies of a crowd's outputs may be the most that a proof holds."""
+    """Whether rows of two outputs are equal, compared in chunks: copies of a crowd's outputs could be a proof's largest tensors."""
     some = max(1, _AT_ONCE * where[1] // max(1, x.numel()))
     groups = list(zip(mine.split(some), its.split(some), strict=True))
     scale: float | None = None
@@ -110,7 +110,7 @@ def _alike(x: Tensor, y: Tensor, mine: Tensor, its: Tensor, where: tuple[Layout,
 
 
 def tried(stage: Sealing, inputs: Any, *, after: Any = None) -> list[Tensor] | None:
-    """The outputs; None if the model refuses such inputs (lengths of 0, say)."""
+    """The outputs; None if the model rejects such inputs (lengths of 0, say)."""
     try:
         return outputs_of(stage, inputs, after=after)
     except (HushgradError, MemoryError, torch.OutOfMemoryError):

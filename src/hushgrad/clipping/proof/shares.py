@@ -1,4 +1,4 @@
-"""Reading a frontier: each example's share of what a node sends down, and the way of these shares to their sources.
+"""Reads a frontier: each example's share of what a node sends down, and the path of these shares to their sources.
 
 | node | share of example i | cost |
 |---|---|---|
@@ -6,9 +6,9 @@
 | matrix products, tables | the product of example i's rows; the rows that it looked up | the node once more |
 | any other | the node on example i's cotangent alone (it is linear) | B nodes |
 
-Only the last way lets a record that is not finite reach others (0 * NaN is NaN); so does the way down, where examples met what is shared
-further below, behind a gradient that was 0 for all of them. There a share of 0 stays one, others are asked for again with what was saved
-made finite (:mod:`hushgrad.clipping.proof.saved_tensors`), and the record itself keeps a share that is not.
+A non-finite record can reach other examples (0 * NaN is NaN) only by the last row, or below the frontier where examples met the shared
+value behind a gradient that was 0 for all. There a zero cotangent gives a zero share, other shares are computed again from finite saved
+tensors (:mod:`hushgrad.clipping.proof.saved_tensors`), and the record itself keeps its non-finite share.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _BIASED = frozenset(("Addmm", "Baddbmm", "Addbmm", "Addmv"))
 
 
 class Sink(NamedTuple):
-    """A source of shared values, and who takes its shares: (B, *shape of the edge), and what cancelled in them at most.
+    """A source of shared values, and the function that takes its shares (B, *shape of the edge) and the size of what cancelled in them.
 
-    A parameter of experts may take the rows that its shares are made of.
+    The parameter of a mixture of experts may take the rows that its shares are made of instead.
     """
 
     edge: GradientEdge
@@ -54,8 +54,8 @@ Deaf = Callable[[], AbstractContextManager[None]]
 
 
 class Reading(NamedTuple):
-    """How the frontier of one pass is read; ``owners`` of cotangents whose rows follow no rule; ``bad``: records with outputs that are no
-    numbers; inside ``deaf`` the calls' own hooks, which wait for sums over all examples, do not listen.
+    """How the frontier of one pass is read. ``owners``: of cotangents without a regular layout; ``bad``: records with non-finite outputs;
+    inside ``deaf`` the calls' own hooks, which expect sums over all examples, are off.
     """
 
     examples: int
@@ -66,7 +66,7 @@ class Reading(NamedTuple):
 
 
 def has_formula(node: str, slot: int, layouts: Sequence[Layout | None]) -> bool:
-    """Whether the shares of a frontier node (of this name) are told without asking it for one example after the other."""
+    """Whether the shares of a frontier node of this name can be computed without calling it once for each example."""
     name = node.split("Backward")[0]
     if len(layouts) != 1 or layouts[0] is None:
         return False
@@ -75,10 +75,10 @@ def has_formula(node: str, slot: int, layouts: Sequence[Layout | None]) -> bool:
 
 
 def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading, gone: Callable[[], None]) -> Callable[[], None]:
-    """Read these frontier nodes when the next backward comes to them; what lets go of all of it.
+    """Read these frontier nodes in the next backward pass. Returns a function that releases everything.
 
-    A hook that knew nodes of the graph that holds it would keep the graph, so what it reads with is in a list that is emptied. Whoever
-    comes back after that meets ``gone``.
+    A hook that refers to nodes of its own graph would keep the graph alive, so its state is in a list that is emptied. A backward pass
+    after that calls ``gone``.
     """
     by_node: dict[Node, list[Border]] = {}
     for border in borders:
@@ -118,7 +118,7 @@ def _read(node: Node, mine: list[Border], sinks: Sequence[Sink], reading: Readin
 
 
 def _send(edge: GradientEdge, share: Tensor | Routed, gross: float, sinks: Sequence[Sink], reading: Reading) -> None:
-    """B cotangents at an edge below the frontier, to all sources that are reached from there."""
+    """Pull B cotangents at an edge below the frontier back to all sources that it reaches."""
     if isinstance(share, Routed):
         leaf, share = _straight(edge, share, sinks)
         if isinstance(share, Routed):
@@ -157,7 +157,7 @@ def _pulled_apart(edge: GradientEdge, inputs: list[GradientEdge], share: Tensor,
 
 
 def _straight(edge: GradientEdge, share: Routed, sinks: Sequence[Sink]) -> tuple[Node | None, Tensor | Routed]:
-    """The parameter of experts at this edge, or the one of which it has the transposed matrices; else dense shares."""
+    """The expert parameter at this edge, possibly transposed, that can take rows; None if it needs dense shares."""
     node = edge.node
     if share.few and accumulated(node) is not None:
         return node, share
@@ -191,7 +191,7 @@ def _masks(gs: Grads, layouts: tuple[Layout | None, ...], owners: list[Any] | No
 def _share(
     border: Border, gs: Grads, masks: list[Tensor | None], reading: Reading, shape: tuple[int, ...]
 ) -> tuple[Tensor | Routed, float]:
-    """(B, *shape), and the size of what was added up to it, before anything cancelled; of experts' rows who takes them tells it."""
+    """(B, *shape), and the size of its terms before cancellation; for rows of experts the taker computes that."""
     g, layout, examples = gs[0], border.layouts[0], reading.examples
     if len(gs) == 1 and g is not None and layout is not None and layout.regular:
         layout = layout.at(g.shape, examples)
@@ -239,7 +239,7 @@ def _unsummed(border: Border, name: str, g: Tensor) -> Tensor | None:
 
 
 def _split(raw: Tensor, layout: Layout, examples: int, shape: tuple[int, ...]) -> Tensor | None:
-    """(B, *shape): each example's part, summed over what was broadcast. None if the source has rows of its own there."""
+    """(B, *shape): each example's part, summed over broadcast dimensions. None if the source has rows of its own there."""
     lead = raw.dim() - len(shape)
     if layout.dim >= lead and shape[layout.dim - lead] != 1:
         return None
@@ -265,7 +265,7 @@ def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int
 def _looked_up(
     border: Border, name: str, g: Tensor, owners: Tensor | None, examples: int, shape: tuple[int, ...]
 ) -> Tensor | None:
-    """The rows of a table, each to the share of the example that looked it up."""
+    """The rows of a table, each added to the share of the example that looked it up."""
     ids = saved(border.node, "indices") if name == "Embedding" else None
     if ids is None or owners is None or ids.shape != g.shape[:-1] or border.node._saved_scale_grad_by_freq:
         return None

@@ -1,9 +1,8 @@
-"""What a pass is known by beside its inputs: the model's plain attributes, and how it is put together.
+"""What identifies a pass besides its inputs: the model's plain attributes, and how it is composed.
 
-A number or a word among the attributes may decide what the forward does. One that the forward itself changes is a *clock*: it differs in
-every pass, so that the passes of a later time are tried, too, by setting it forward. Modules, their hooks, and functions among their
-attributes may be exchanged between two passes, and what runs before the first trained layer leaves no trace in a graph. What a forward of a
-proof writes to attributes is undone.
+A number or string among the attributes may decide what the forward does. One that the forward itself changes is a *clock*: it differs in
+every pass, so later passes are tried by advancing it. Modules, hooks, and functions among the attributes may be replaced between two
+passes, and what runs before the first trained layer leaves no trace in a graph. Whatever a proof's forward writes to attributes is undone.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Time = tuple[dict[str, Any], str, Any]  # a clock and its value
 
 
 class Attributes(Key):
-    """The plain numbers and words of all modules, and of the configurations that they hold."""
+    """The plain numbers and strings of all modules, and of the configuration objects that they hold."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -46,7 +45,7 @@ class Attributes(Key):
         self._untrained = UntrainedTensors()
 
     def all(self) -> list[dict[str, Any]]:
-        """The attributes of all modules and of their configurations, as they are now."""
+        """The attributes of all modules and of their configuration objects, as they are now."""
         self.key(())  # lists them anew if some were added, or modules exchanged
         return self._dicts
 
@@ -70,13 +69,13 @@ class Attributes(Key):
         return [(d, name) for d in self._dicts for name, v in d.items() if type(v) in PLAIN and name not in TORCHS]
 
     def meet(self, met: Callable[[], list[Tensor]]) -> None:
-        """A forward has computed with what is ``met``, whoever holds it."""
+        """Watch the tensors ``met`` that a forward has read, wherever they are held."""
         self._list()
         if self._untrained.meet(self._model, met):
             self._list()
 
     def proved(self) -> None:
-        """These values were proved. A number that had several, all proved, follows a schedule: it is no longer compared."""
+        """Record that these values were proved. A number with several proved values follows a schedule: it is no longer compared."""
         before = len(self._clocks)
         for d, name in self._places:
             if type(d.get(name)) in (int, float):
@@ -93,7 +92,7 @@ class Attributes(Key):
 
     @contextmanager
     def clocks(self) -> Iterator[list[Place]]:
-        """The numbers that change in a pass inside are clocks from then on; they are in the list afterwards."""
+        """Numbers that change in a pass inside are clocks from then on; the yielded list has them afterwards."""
         self._list()
         before = [(d, name, d[name]) for d, name in self._all()]
         found: list[Place] = []
@@ -110,12 +109,12 @@ class Attributes(Key):
             self._list()
 
     def times(self) -> list[Time]:
-        """What the clocks say now."""
+        """The present values of the clocks."""
         return [(d, name, d[name]) for d, name in self.timed if name in d]
 
     @contextmanager
     def at(self, times: list[Time]) -> Iterator[None]:
-        """Inside, the clocks say this."""
+        """Inside, the clocks have these values."""
         now = self.times() if times else []
         try:
             for d, name, value in times:
@@ -127,7 +126,7 @@ class Attributes(Key):
 
     @contextmanager
     def later(self, clocks: list[Place], passes: int) -> Iterator[bool]:
-        """The clocks, so many passes later, and numbers that somebody sets before a pass; False if there are none."""
+        """Inside, the clocks, and numbers that the user sets before a pass, are advanced by ``passes``; yields False if there are none."""
         every = {(id(d), name): (d, name) for d, name in (*clocks, *self._set())}.values()
         kept = [(d, name, d[name]) for d, name in every if type(d.get(name)) in (int, float)]  # one may begin as None
         for d, name, value in kept:
@@ -140,7 +139,7 @@ class Attributes(Key):
 
 
 def attributes_of(model: nn.Module) -> list[dict[str, Any]]:
-    """The attributes of all modules, and of the plain objects (configurations) among them."""
+    """The attribute dictionaries of all modules, and of the plain (configuration) objects among the attributes."""
     found = {id(m): vars(m) for m in model.modules()}
     for d in list(found.values()):
         for name, v in d.items():
@@ -151,7 +150,7 @@ def attributes_of(model: nn.Module) -> list[dict[str, Any]]:
 
 
 class Wiring(Wired):
-    """A number for each way in which a model was put together so far."""
+    """Numbers the different ways in which a model has been composed so far."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -159,7 +158,7 @@ class Wiring(Wired):
         self._watched, self._empty, self._seen, self._number = ([], [], []), [], None, -1
 
     def look(self) -> None:
-        """Look at everything anew: an attribute was added or removed."""
+        """List everything again: an attribute was added or removed."""
         modules = list(self._model.modules())
         tables = [vars(m)[name] for m in modules for name in ("_modules", *_HOOKS) if name in vars(m)] + global_hooks()
         places = [(vars(m), name) for m in modules for name, v in vars(m).items() if _is_function(v)]
@@ -187,7 +186,7 @@ def _all(functions: Iterable[Callable[..., Any]]) -> tuple[Any, ...]:
 
 
 def _what(function: Any) -> Any:
-    """What a function does: its code, and the plain values that it closes over. One made anew for each pass is the same."""
+    """What a function does: its code and the plain values in its closure. A function that is created anew for each pass is the same."""
     function = getattr(function, "func", function)  # of a partial
     code = getattr(function, "__code__", None)
     if code is None:
@@ -209,7 +208,7 @@ def _is_empty(cell: Any) -> bool:
 
 @contextmanager
 def attributes_restored(attributes: Sequence[dict[str, Any]], written: Callable[[], None] | None = None) -> Iterator[None]:
-    """What a forward inside writes to these, and to lists and dicts that they hold, is undone; ``written`` is told of it."""
+    """Undo what a forward inside writes to these dictionaries, and to lists and dicts in them; calls ``written`` if there was something."""
     kept = [
         (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in TORCHS})
         for d in attributes
@@ -223,7 +222,7 @@ def attributes_restored(attributes: Sequence[dict[str, Any]], written: Callable[
 
 
 def _undone(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:
-    """Put back; whether there was something to put back."""
+    """Restore; returns whether anything had changed."""
     new = [name for name in d if name not in values and name not in TORCHS]
     for name in new:
         del d[name]

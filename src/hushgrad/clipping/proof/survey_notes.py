@@ -1,7 +1,7 @@
-"""What a survey leaves behind when its graph is gone.
+"""What a proof remembers of a survey after its graph is freed.
 
-A graph holds what a pass has kept for its gradients, which is as large as a step. A proof compares two passes, so of each it notes what it
-will compare, lets go of the graph, and makes the pass again where it has to ask the graph once more. No two graphs are held at once.
+A graph holds everything that a pass saved for its gradients: as much as a training step. A proof compares two passes, so it records of each
+what it will compare, frees the graph, and repeats the pass if it needs the graph again. No two graphs are alive at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CallNotes", "SurveyNotes", "not_again", "notes_of", "sources_of"]
 
 
 class CallNotes(NamedTuple):
-    """Of one call: its outputs' shapes, and which of them lead to an output of the model."""
+    """For one call: its outputs' shapes, and which of them lead to an output of the model."""
 
     shapes: list[torch.Size]
     reached: list[bool]
@@ -34,7 +34,7 @@ class CallNotes(NamedTuple):
 
 
 class MoveNotes(NamedTuple):
-    """Of a node that moves rows by an index: the owners of what arrives at it, and of what it sends down."""
+    """For a node that moves rows by an index: the owners of what arrives at it, and of what it sends down."""
 
     name: str
     arrives: list[Owners]
@@ -59,7 +59,7 @@ class SurveyNotes(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Each call has its examples apart from each other, and no parameter is used elsewhere."""
+        """Whether each call keeps its examples separate, and no parameter is used outside of a captured module."""
         return (
             not self.bare
             and not self.moves
@@ -67,7 +67,7 @@ class SurveyNotes(NamedTuple):
         )
 
     def frontier(self, shared: set[Number], below: frozenset[Trail]) -> Frontier:
-        """The frontier of these calls and of the bare parameters, above these ways. Raises LookupError."""
+        """The frontier of these calls and of the bare parameters, above these paths. Raises LookupError."""
         run = self.again()
         if run is None or (run.nodes, run.order, [c.site for c in run.calls]) != (self.nodes, self.course, self.order):
             raise not_again()
@@ -76,7 +76,7 @@ class SurveyNotes(NamedTuple):
 
 
 def not_again(where: str = "") -> CaptureError:
-    """What to say of a pass that is not made again as it was; ``where``: in which node that shows."""
+    """The error for a pass that differs when it is repeated; ``where``: the node that shows it."""
     return CaptureError(
         f"The model does something else each time it is called, or for other examples{where and f', at {where}'}, so its gradients cannot "
         "be attributed. Let every batch take the same way: choose for single examples by torch.where or a mask, not by a branch."
@@ -84,7 +84,7 @@ def not_again(where: str = "") -> CaptureError:
 
 
 def notes_of(names: Names, survey: Survey, layouts: Sequence[Layout | None], again: Callable[[], Run | None]) -> SurveyNotes:
-    """What is to be remembered of a survey, whose pass ``again`` makes once more."""
+    """What to remember of a survey; ``again`` repeats its pass."""
     run, graph = survey.run, survey.graph
     calls = {
         number: CallNotes(call.shapes, [e is not None and e.node in graph.nodes for e in run.edges[call]], is_packed(call))
@@ -102,7 +102,7 @@ def notes_of(names: Names, survey: Survey, layouts: Sequence[Layout | None], aga
 
 
 def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
-    """The outputs of shared calls, and the parameters that are used by no site."""
+    """The outputs of shared calls, and the parameters that are used outside of captured modules."""
     calls = numbered(run.calls)
     edges = [
         Source(f"{n[0].path} {n[1]}", e)

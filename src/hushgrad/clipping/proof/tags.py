@@ -1,12 +1,13 @@
-"""Tags: whose row is it, by the model's own graph.
+"""Tags: find the owner of each row of a cotangent, using the model's own graph.
 
-Backward is linear, and a power of two is exact in floating point. So if example i's part of the output's cotangent is multiplied by
-2^digit(i), a cotangent further down that comes from example i alone is multiplied by exactly that, bit for bit; one that several examples
-reach is not. One digit of the example's number for each pass; no tolerance, no second forward. A way from one to another may be too faint
-to be seen so, and others' losses may be huge all the same: in a last pass those of a random half are, and nothing of the other half moves.
+Backward is linear, and multiplying by a power of two is exact in floating point. So if example i's part of the outputs' cotangent is
+multiplied by 2^digit(i), a cotangent further down that comes from example i alone is multiplied by exactly that, bit for bit; one that
+several examples reach is not. Each pass reads one digit of the example numbers: no tolerance, no second forward. A path between two
+examples may be too weak to show this way while a huge loss would still use it; so in a last pass a random half of the losses is huge, and
+nothing of the other half may change.
 
-Where the true gradient is 0, terms cancel and what arrives is rounding, which proves nothing. A power of two scales rounding, too; three
-does not: a small cotangent that is not three times as large for outputs' cotangents three times as large is not proved.
+Where the true gradient is 0, terms cancel and only rounding arrives, which proves nothing. A power of two scales rounding, too, but a
+factor of three does not: a small cotangent that does not triple when the outputs' cotangents triple is not proved.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DRAWN = 1 << 16  # random numbers that are drawn at once: in double precision a
 
 
 class Exit(NamedTuple):
-    """Where cotangents enter: an output of the model whose examples are known."""
+    """Where cotangents enter: an output of the model whose layout is known."""
 
     edge: GradientEdge
     like: Tensor  # of its shape and kind, and no memory
@@ -43,7 +44,7 @@ class Exit(NamedTuple):
 
 
 def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
-    """Random, dense, of size about 1: no element is small."""
+    """Random, dense cotangents of size about 1: no element is small."""
     lot = np.random.default_rng(seed)  # not torch's, whose numbers are the model's
     made = [torch.empty_like(e.like, memory_format=torch.contiguous_format) for e in exits]
     for u in made:
@@ -57,8 +58,8 @@ def tagged(
 ) -> tuple[list[Owners], dict[Node, list[Owners]]]:
     """The owners of the cotangents at ``edges``, and of all that arrive at ``nodes`` on the way to these edges.
 
-    Many edges are asked some after the others: their cotangents together are as large as all activations. ``halves``: a way that is too
-    faint for the digits is looked for, too, with huge losses of a random half of the examples.
+    Many edges are read in several parts: their cotangents together are as large as all activations. ``halves``: also look for paths that
+    are too weak for the digits, with huge losses for a random half of the examples.
     """
     us = cotangents(exits)
     pull = partial(_pulled, exits)
@@ -72,7 +73,7 @@ def tagged(
 
 
 def _parts(edges: Sequence[GradientEdge]) -> list[list[GradientEdge]]:
-    """Neighbours together, so many numbers at once."""
+    """Neighbouring edges in parts of so many numbers."""
     parts: list[list[GradientEdge]] = [[]]
     sizes = [math.prod(input_shape(edge)) for edge in edges]
     room, most = 0, max(_PART, sum(sizes) // _PARTS)
@@ -95,7 +96,7 @@ def _told(
     *,
     halves: bool,
 ) -> tuple[Digits, dict[Node, Digits]]:
-    """What the digits tell of some edges, and of the nodes."""
+    """What the digits show for some edges, and for the nodes."""
     pulled = pull(edges, nodes, us)
     at_edges, at_nodes = Digits(pulled[0], examples), {n: Digits(gs, examples) for n, gs in pulled[1].items()}
     near = _half(examples, at_edges.grads) if halves else None
@@ -123,14 +124,14 @@ def _told(
 
 
 def _base(us: list[Tensor], first: Sequence[Digits], examples: int) -> int:
-    """How many values a digit has: of many, passes are fewer and fainter ways show; float16 and huge numbers leave few exponents."""
+    """The base of the digits. A larger one needs fewer passes and shows weaker paths; float16 and huge numbers leave few exponents."""
     if any(u.dtype is torch.float16 for u in us):
         return 4
     return 16 if examples <= 16 or max((size for told in first for size in told.sizes), default=0.0) > _ORDINARY else 64
 
 
 def _half(examples: int, first: Sequence[Tensor | None]) -> Tensor:
-    """Which examples' losses stay as they are: a random half, another one for other gradients, so that a repeated proof tries others."""
+    """The examples whose losses stay: a random half that depends on the gradients, so that a repeated proof tries another one."""
     numbers = next(
         (g.flatten()[:8].cpu().double() for g in first if g is not None and g.numel()), torch.zeros(1, dtype=torch.float32)
     )
@@ -167,7 +168,7 @@ def _ask_small(
     found: list[tuple[Digits, dict[Node, Digits]]],
     pull: Callable[[list[GradientEdge], float], tuple[Grads, dict[Node, Grads]]],
 ) -> None:
-    """Of cotangents that are small beside the largest one, whether they are more than rounding."""
+    """Whether cotangents that are small compared with the largest one are more than rounding."""
     every = [told for at_edges, at_nodes in found for told in (at_edges, *at_nodes.values())]
     least = max(told.eps for told in every) ** 0.5 * max([1.0, *(size for told in every for size in told.sizes)])
     small = {id(told): [k for k, size in enumerate(told.sizes) if 0 < size < least] for told in every}

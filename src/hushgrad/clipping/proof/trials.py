@@ -1,4 +1,4 @@
-"""Proofs of one capture, and what a failed one says."""
+"""Runs the proofs of one capture, and raises an error if one fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Trials"]
 
 
 class _Failure(NamedTuple):
-    """Why a proof failed: what broke the seal (None: no reading of the inputs explains the outputs), or what was raised."""
+    """Why a proof failed: what broke the seal (None: no reading of the inputs explains the outputs), or an exception."""
 
     problem: Broken | None
     error: HushgradError | None
@@ -42,13 +42,13 @@ class _Failure(NamedTuple):
 
 
 class Trials(ProofPasses):
-    """Proves passes of a model. A stage of :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
+    """Proves passes of a model, by :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
 
     # Proofs ----------------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def drawing(self, draws: Draws | None) -> Iterator[None]:
-        """Proofs inside draw what a pass drew that began there."""
+        """Proofs inside draw what a pass drew that began in this random state."""
         now = host_draws() if draws is not None else None
         try:
             if draws is not None:
@@ -59,19 +59,19 @@ class Trials(ProofPasses):
                 draw_from(now)
 
     def proved(self, inputs: Any, B: int, known: Structure | None = None) -> Structure:
-        """Prove and seal; ``known``, if these inputs show no more than it says. Raises NotIsolated or CaptureError."""
+        """Prove and seal; returns ``known`` if these inputs show nothing more. Raises NotIsolated or CaptureError."""
         return self._proved_somehow(partial(self._tried, B=B, known=known), inputs, B)
 
     def proved_of_one(self, inputs: Any) -> Structure:
-        """The same for a batch of one: of it, batches of three are made."""
+        """The same for a batch of one example, from which batches of three are made."""
         return self._proved_somehow(self._tried_thrice, inputs, 1)
 
     def _proved_somehow(self, attempt: Callable[[Any], Structure | _Failure], inputs: Any, B: int) -> Structure:
-        """What the first attempt proved, or another.
+        """The result of the first attempt, or of two others if it fails.
 
-        One with weights a little different, and the same choices: in its batch a number may round to the other side of a kink (of a
-        maximum, of a ReLU) than alone, and has another gradient there. Whatever mixes examples still does. And one without extreme
-        numbers: these overflow, and then nothing is told of anybody.
+        One attempt moves the weights a little but keeps random choices: within its batch a value may round to the other side of a kink (of
+        a maximum, a ReLU) than alone, with another gradient; real mixing remains. The other one clamps extreme inputs, whose overflow hides
+        everything.
         """
         choices, first = self._lot.getstate(), attempt(finite(inputs))
         again = first
@@ -88,7 +88,7 @@ class Trials(ProofPasses):
         self._refuse(finite(inputs), B, first)
 
     def _tried_thrice(self, inputs: Any) -> Structure | _Failure:
-        """An example, and two like it."""
+        """An example, and two similar ones."""
         first: _Failure | None = None
         for reading in readings(inputs, 1):
             three = reading.only(inputs, torch.tensor([0, 0, 0]), 1)
@@ -101,7 +101,7 @@ class Trials(ProofPasses):
         return first
 
     def repeat(self, structure: Structure, inputs: Any, B: int) -> None:
-        """Of a pass that looks like a proved one: others replaced and made extreme, once more. Raises NotIsolated."""
+        """For a pass that looks like a proved one: replace the other examples and make them extreme once more. Raises NotIsolated."""
         inputs = finite(inputs)
         self.opening = lengthened(structure.ways, leaves(inputs))
         with self._proving(FixedRandomness()):
@@ -110,13 +110,13 @@ class Trials(ProofPasses):
             self._refuse(inputs, B, _Failure(Broken(problem, influence=True), None, frozenset()))
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
-        """Whether some reading of the inputs explains the outputs for so many examples."""
+        """Whether some reading of the inputs explains the outputs for this number of examples."""
         with suppress(NotIsolated), self._proving(FixedRandomness()):
             return prove(self, finite(inputs), B) is not None
         return False
 
     def _tried(self, inputs: Any, B: int, known: Structure | None = None) -> Structure | _Failure:
-        """The first way in which outputs may hold the examples that can be proved; else why they do not as they are."""
+        """The first way in which the outputs may hold the examples that can be proved; otherwise why the plain one fails."""
         require_unmerged(self.model)
         failed: _Failure | None = None
         for opening in self._openings(inputs, B):
@@ -167,7 +167,7 @@ class Trials(ProofPasses):
         return structure._replace(courses=courses, dispatched=courses is not None and courses.dispatched)
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
-        """If other data of as many examples put rows elsewhere, by whatever operation, whose row it is is told in every pass."""
+        """If other data of the same size move rows elsewhere, by whatever operation, tags find the owners in every pass."""
         if structure.moves is None:
             return structure
         n = min(B, FEW)
@@ -181,7 +181,7 @@ class Trials(ProofPasses):
         return structure if still else structure._replace(moves=None, plain=False)
 
     def _swayed(self, structure: Structure, inputs: Any, B: int) -> Broken | None:
-        """The same with other numbers in the place of random ones: these may open a branch, or carry a factor, that mixes examples."""
+        """The seal's replacements with other constants for random numbers, which may open a branch or a factor that mixes examples."""
         for uniform, normal in ((1 - ALMOST_ONE, 1.0), (0.5, -1.0)):
             with self._proving(FixedRandomness(uniform=uniform, normal=normal)):
                 problem = swayed(self, structure, inputs, B, self._lot)
@@ -190,9 +190,9 @@ class Trials(ProofPasses):
         return None
 
     def _switched(self, structure: Structure, inputs: Any, B: int, bounds: list[float]) -> Broken | None:
-        """The same with gates open that are shut now, with other weights, and with zeros that were lifted for the proof as they are.
+        """The same with closed gates opened, with other weights, and with lifted zeros back at 0.
 
-        ``bounds``: what the forward takes from its tensors, or compares them with.
+        ``bounds``: constants that the forward subtracts from its tensors, or compares them with.
         """
         trained, gates = list(self._capture.trained.values()), switches(self.model)
         if self.lifts and is_lifted(trained):
@@ -217,7 +217,7 @@ class Trials(ProofPasses):
     def _changed(
         self, change: AbstractContextManager[None], structure: Structure, inputs: Any, B: int, *, lifts: bool = True
     ) -> tuple[str | None, bool]:
-        """What is wrong with the model changed, and whether it could be run so."""
+        """What is wrong with the changed model, and whether it could be run at all."""
         before, seen = self.lifts, len(self.courses)
         self.lifts = before and lifts
         try:
@@ -255,7 +255,7 @@ class Trials(ProofPasses):
         raise NotIsolated(message)
 
     def _is_disproportionate(self, inputs: Any) -> bool:
-        """Whether a loss of twice the size has another gradient than exactly twice the gradient, as no operation of torch's own has."""
+        """Whether the gradients do not double exactly when the loss doubles, as they do for all of torch's own operations."""
         params = list(self._capture.trained.values())
 
         def grads(scale: float) -> list[Tensor | None]:

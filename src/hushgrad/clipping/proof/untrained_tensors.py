@@ -1,8 +1,8 @@
-"""Tensors and arrays beside a model's parameters: schedules, masks, orders, in its attributes, in globals, closures, or anywhere else.
+"""Tensors and arrays that a forward reads and nobody trains: schedules, masks, orders, in attributes, globals, closures or anywhere else.
 
-Nobody trains them, but a forward computes with them, and somebody may write to them between two passes. One that was 0, or had no 0, or was
-in order, may shut a way that another value opens: a pass is known only together with the kinds of these numbers. Those of the model's own
-attributes are listed; others are met while a model is proved, and whoever holds them is found then.
+They may be written to between two passes. A value of 0, without zeros, or in order may block a path between examples that another value
+opens, so the kinds of these numbers are part of what identifies a pass. Tensors in the model's own attributes are listed; others are
+discovered while a model is proved, and then their holders are looked up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Place = tuple[Any, Any]  # a list, a dict, a cell of a closure or another object
 
 
 class UntrainedTensors:
-    """The kinds of all of them; looked at only when somebody has written."""
+    """The kinds of all these tensors; computed again only after a write."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
@@ -41,17 +41,17 @@ class UntrainedTensors:
         self._met: list[Place] = []
 
     def look(self, model: nn.Module, attributes: Iterable[dict[str, Any]]) -> None:
-        """List them anew."""
+        """List them again."""
         every = (*_buffers(model), *_places(attributes), *self._met)
         self.places = [(d, name) for d, name in every if (id(d), name) not in self._own]
         self._seen = [(None, None, None)] * len(self.places)
 
     def meet(self, model: nn.Module, met: Callable[[], list[Tensor]]) -> bool:
-        """What a forward has computed with, wherever it is, is watched from the next look on, and whatever comes into its place.
+        """Watch what a forward has read, wherever it is held, from the next look on, and whatever replaces it.
 
         Args:
-            model: whose own tensors are known.
-            met: asked twice: what is there only until the circles of passes that are over are collected is not met.
+            model: its own tensors are known.
+            met: returns the tensors; called twice, since some live only until reference cycles of finished passes are collected.
         """
         if not self._unknown(model, met()):
             return False
@@ -68,7 +68,7 @@ class UntrainedTensors:
         return [t for t in tensors if id(t) not in known and not t.requires_grad]
 
     def kinds(self) -> tuple[Any, ...]:
-        """Of each of them."""
+        """The kinds of each tensor."""
         for k, place in enumerate(self.places):
             value = _value(place)
             mark, held = _mark(value), None if place[1] is None else value  # what nobody is known to hold is not held here either
@@ -78,7 +78,7 @@ class UntrainedTensors:
 
     @contextmanager
     def written(self) -> Iterator[list[Place]]:
-        """What a pass inside writes is its own from then on; it is in the list afterwards."""
+        """What a pass inside writes belongs to the forward from then on, and is no longer compared; the yielded list has it afterwards."""
         before = [(place, value, _mark(value)) for place in self.places for value in [_value(place)]]
         found: list[Place] = []
         yield found
@@ -90,12 +90,12 @@ class UntrainedTensors:
 
 
 def _buffers(model: nn.Module) -> list[Place]:
-    """Of all modules; those of compiled scripts are in no dict, and are met."""
+    """The buffers of all modules; those of compiled scripts are in no dict, and are discovered."""
     return [(m._buffers, name) for m in model.modules() if isinstance(m._buffers, dict) for name in m._buffers]
 
 
 def _held(tensors: list[Tensor]) -> list[Place]:
-    """Wherever these are held, but in this list."""
+    """Where these are held, except in this list."""
     ids = {id(t) for t in tensors}
     found: list[Place] = []
     for holder in gc.get_referrers(*tensors):
@@ -157,6 +157,6 @@ def _kinds(value: Any) -> Any:
 
 
 def _is_readable(value: Any) -> bool:
-    """Not what is trained, and with memory behind it: sharded models let go of that of layers that do not run."""
+    """Whether a tensor is not trained and has storage: sharded models free that of layers that do not run."""
     usual = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not (value.is_meta or value.requires_grad)
     return usual and (not value.numel() or value.untyped_storage().nbytes() > 0)

@@ -1,11 +1,11 @@
-"""Examples of different lengths: whose the rows and positions of a model's outputs are, by the inputs that say how long each example is.
+"""Examples of different lengths: which rows and positions of a model's outputs belong to which example.
 
-A packed sequence says it, or an input with one whole number for each example. An output then has a row for each position of each example,
-in the order of a packed sequence or one example after the other, or is padded to the longest example of the batch. Each way is a hypothesis
-that is proved like any other; a proof sees such an output *opened*: the examples first, then as many positions as the longest has, and 0
-beyond an example's own. The user's output stays as it is.
+The lengths come from a packed sequence, or from an input with one integer for each example. An output then has one row for each position
+of each example, in the order of a packed sequence or one example after the other, or is padded to the longest example. Each of these is a
+hypothesis that is proved like any other. A proof sees such an output *opened*: (examples, longest length, ...), with 0 beyond an example's
+own length. The user's output is not changed.
 
-Positions beyond an example's own length exist because somebody else is longer. So nothing may come back to them.
+Positions beyond an example's own length exist only because another example is longer. So no gradient may come back to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Form = Literal["packed", "in turn", "padded"]
 
 
 class Way(NamedTuple):
-    """How one output holds examples of different lengths, of which the input of this number tells."""
+    """How one output holds examples of different lengths; ``leaf`` is the number of the input with the lengths."""
 
     leaf: int
     form: Form
@@ -34,7 +34,7 @@ class Way(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """How outputs are opened, each or not (None), and to how many positions; 0: as many as the longest example has."""
+    """How each output is opened (None: not at all), and to how many positions; 0: to the longest example's length."""
 
     ways: tuple[Way | None, ...]
     longest: int = 0
@@ -52,7 +52,7 @@ def owners_of(packed: PackedSequence) -> Tensor:
 
 
 def _lengths(leaf: Any) -> Tensor | None:
-    """How long each example is, if this input may say so."""
+    """The length of each example, if this input may say so."""
     if isinstance(leaf, PackedSequence):
         return torch.bincount(owners_of(leaf))
     if leaf.dim() != 1 or leaf.dtype not in (torch.int64, torch.int32) or not len(leaf) or int(leaf.min()) < 1:
@@ -71,12 +71,12 @@ def _rows(leaf: Any, lengths: Tensor, form: str) -> Tensor:
 
 
 def tells_lengths(leaves: Sequence[Any], examples: int) -> bool:
-    """Whether an input may say how long each example is."""
+    """Whether some input may hold the length of each example."""
     return any(len(lengths) == examples for lengths in map(_lengths, leaves) if lengths is not None)
 
 
 def lengthened(ways: tuple[Way | None, ...], leaves: Sequence[Any]) -> Opening | None:
-    """How outputs of these inputs, and of some of their examples, are opened."""
+    """How to open the outputs for these inputs, and for some of their examples."""
     known = [lengths for way in ways if way is not None and (lengths := _lengths(leaves[way.leaf])) is not None]
     return Opening(ways, max(int(lengths.max()) for lengths in known)) if known else None
 
@@ -85,7 +85,7 @@ def lengthened(ways: tuple[Way | None, ...], leaves: Sequence[Any]) -> Opening |
 
 
 def openings(shapes: Sequence[torch.Size], leaves: Sequence[Any], examples: int) -> Iterator[Opening | None]:
-    """How outputs of these shapes may hold the examples, the likely ways first; None: as they are."""
+    """How outputs of these shapes may hold the examples, the likely ways first; None: without opening."""
     later: list[Opening] = []
     for k, leaf in enumerate(leaves):
         lengths = _lengths(leaf)
@@ -106,7 +106,7 @@ def openings(shapes: Sequence[torch.Size], leaves: Sequence[Any], examples: int)
 
 
 class _Opened(torch.autograd.Function):
-    """Rows (n, ...) as (B, T, ...), by their numbers (B, T); 0 where there is none (-1)."""
+    """Rows (n, ...) as (B, T, ...), by their row numbers (B, T); 0 where the number is -1."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, where: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ OPENED = f"{_Opened.__name__}Backward"
 
 
 def opened(outputs: list[Tensor], opening: Opening, leaves: Sequence[Any]) -> list[Tensor]:
-    """The outputs as a proof sees them. Raises LookupError if they are others."""
+    """The outputs as a proof sees them. Raises LookupError if they do not match."""
     if len(opening.ways) != len(outputs):
         raise LookupError("other outputs")
     pairs = zip(outputs, opening.ways, strict=True)
@@ -156,7 +156,7 @@ def _open(y: Tensor, way: Way, leaf: Any, longest: int) -> Tensor:
 
 
 def beyond(way: Way, leaf: Any, g: Tensor) -> bool:
-    """Whether something came back to a padded output beyond an example's own length."""
+    """Whether a gradient came back to a padded output beyond an example's own length."""
     lengths = _lengths(leaf)
     assert lengths is not None
     g = g.transpose(0, 1) if way.dim else g
