@@ -1,8 +1,8 @@
-"""The C kernels of this room, where they were built: many small calls in one, and the kernels' gradients of small convolutions.
+"""The C kernels for clipping: many small calls in one, and the per-example gradients of small convolutions.
 
-Everything has its form in torch beside it, equal to rounding. Each function answers None where the library cannot serve: it was
-not built, or the tensors are not contiguous float32 in main memory. What every step of a small model calls is where it is needed: in
-:mod:`hushgrad.clipping.record` and :mod:`hushgrad.clipping.rules.linear`.
+Every function has an equivalent in torch, equal up to rounding, and returns None (or False) if the C library cannot be used: it was
+not built, or the tensors are not contiguous float32 in main memory. The kernels that every step of a small model calls are used directly
+in :mod:`hushgrad.clipping.record` and :mod:`hushgrad.clipping.rules.linear`.
 """
 
 from __future__ import annotations
@@ -121,20 +121,20 @@ def add_pieces(parts: Sequence[Tensor], weights: Tensor, out: Tensor) -> bool:
 
 
 def _room(columns: int) -> Tensor:
-    """Scratch of a product in double precision: for panels of rows, and of columns rounded up to whole ones."""
+    """Scratch memory for a product in double precision: panels of rows, and of columns rounded up to whole panels."""
     whole = -(-columns // _abi.PANEL_COLUMNS) * _abi.PANEL_COLUMNS
     return torch.empty(_abi.PANEL_DEPTH, _abi.PANEL_ROWS + whole, dtype=torch.float64)
 
 
 def _shared(count: int, each: int, work: Callable[[range], None]) -> None:
-    """``work`` on all of range(count), ``each`` at a time where there are threads for it."""
+    """Run ``work`` on range(count), split among threads in blocks of ``each``."""
     threads = min(torch.get_num_threads(), -(-count // each)) if count else 1
     shares = [range(low, min(low + each, count)) for low in range(0, count, each)] if threads > 1 else [range(count)]
     native.in_turns(shares, work, threads)
 
 
 def total(parts: Sequence[Tensor], factor: float) -> tuple[Tensor, Tensor, bool] | None:
-    """``factor`` times the sum of the parts (squared norms), its root, and whether all of it is finite."""
+    """``factor`` times the sum of the parts (squared norms), its square root, and whether all of it is finite."""
     if _LIBRARY is None or not _double(parts):
         return None
     rows = parts[0].numel()

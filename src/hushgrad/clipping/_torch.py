@@ -1,4 +1,4 @@
-"""Every private name of torch that the capture stands on, in one place. Tried on torch 2.13."""
+"""Every private name of torch that the capture relies on, in one place. Tested with torch 2.13."""
 
 from __future__ import annotations
 
@@ -82,22 +82,22 @@ pop_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
 
 
 def retains() -> bool:
-    """Whether a node is needed after this: it was called by hand, or the backward that is running was asked to keep the graph."""
+    """Whether a node is needed later: it was called by hand, or the running backward pass was asked to keep the graph."""
     return bool(_by_hand) or torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def packing_on() -> tuple[Any, Any] | None:
-    """The hooks under which what a forward saves is packed now, if any."""
+    """The saved-tensor hooks that are active now, if any."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[no-any-return]
 
 
 def accumulated(node: Node) -> Tensor | None:
-    """The leaf whose gradient this node adds up; None for all other nodes."""
+    """The leaf whose gradient this node accumulates; None for all other nodes."""
     return getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
 
 
 def called(node: Node, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """The node's own formula; broadcast gradients are not summed yet. A custom function's node is not callable, but has ``apply``."""
+    """Apply the node's own formula; broadcast gradients are not summed yet. A custom function's node is not callable, but has ``apply``."""
     _by_hand.append(node)
     try:
         made = node(*grads) if callable(node) else node.apply(*grads)
@@ -108,7 +108,7 @@ def called(node: Node, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None,
 
 @contextmanager
 def checkpoints_off() -> Iterator[None]:
-    """Inside, reentrant checkpoints simply run: they refuse ``autograd.grad``, and hide the calls that they make."""
+    """Inside, reentrant checkpoints just call their function: they reject ``autograd.grad``, and hide the calls that they make."""
     kept = CheckpointFunction.apply
     CheckpointFunction.apply = staticmethod(lambda run, preserve, *args: run(*args))  # type: ignore[method-assign]
     try:
@@ -118,17 +118,17 @@ def checkpoints_off() -> Iterator[None]:
 
 
 def eagerly(function: Function) -> Function:
-    """Nothing inside is compiled, whatever the caller was compiled by. (What torch itself decorates its optimizers with.)"""
+    """Nothing inside is compiled, however the caller was compiled (torch decorates its optimizers with this)."""
     return torch._disable_dynamo(function)  # type: ignore[return-value]
 
 
 def global_hooks() -> list[dict[Any, Any]]:
-    """Hooks on all modules there are."""
+    """Hooks that apply to all modules."""
     return [_module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_hooks]
 
 
 def hooked(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """``tensor.register_hook(hook)`` without the handle to remove it by, in half of the time: each layer of each pass asks for one."""
+    """``tensor.register_hook(hook)`` without a handle for removal, in half the time: each layer of each pass calls it."""
     if tensor._backward_hooks is not None or tensor.grad_fn is None:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return
@@ -156,7 +156,7 @@ transform: Callable[[], int | None] = torch._C._functorch.maybe_current_level  #
 
 
 def is_transformed() -> bool:
-    """Inside of ``vmap`` or ``grad`` tensors have no values to ask for."""
+    """Whether ``vmap`` or ``grad`` is active: tensors have no values to read then."""
     return transform() is not None
 
 
@@ -167,7 +167,7 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 
 
 def refuse_tracing() -> NoReturn:
-    """Refuse to be recorded: what a trace would hold is the capture, not the model.
+    """Refuse to be traced: the trace would contain the capture instead of the model.
 
     Raises:
         CaptureError: always.
@@ -221,26 +221,27 @@ def _leave_alone() -> None:
 
 
 def holders(module: nn.Module, names: Sequence[str]) -> list[Holder]:
-    """Where a module finds its parameters of these names; ``functional_call`` puts others there for a call."""
+    """The modules and names under which a module finds these parameters; ``functional_call`` replaces them there for a call."""
     return [(module.get_submodule(path)._parameters, leaf) for path, _, leaf in (name.rpartition(".") for name in names)]
 
 
 def left_alone() -> None:
-    """``torch.compile`` is not to look into hooks and proofs: it would compile them, piece by piece, and gain nothing by it.
+    """Keep ``torch.compile`` out of hooks and proofs: it would compile them piece by piece and gain nothing.
 
-    A graph ends where the capture begins and goes on behind it. Where nobody has loaded the compiler nothing is done; optimizers do.
+    A compiled graph ends where the capture begins, and continues after it. Nothing is done unless the compiler is loaded; optimizers load
+    it.
     """
     if "torch._dynamo" in sys.modules:
         _leave_alone()
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Whose memory it is, for as long as it lives. Also of tensors without an address of their own: sharded, quantised, pretended."""
+    """Identifies a tensor's memory while it lives, also for tensors without an address: sharded, quantised or fake ones."""
     return tensor.untyped_storage()._cdata
 
 
 def saved(node: Node, name: str) -> Tensor | None:
-    """A tensor that the forward left with this node; None if it did not, or if it is released."""
+    """A tensor that the forward saved with this node; None if it did not, or if it is freed."""
     try:
         return getattr(node, f"_saved_{name}")  # type: ignore[no-any-return]
     except (AttributeError, RuntimeError):

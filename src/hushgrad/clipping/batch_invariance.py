@@ -1,9 +1,9 @@
-"""Does an example's row have the same bits whatever its neighbours are, and however many? A certificate assumes it; here it is looked at.
+"""Batch invariance: does an example's row have the same bits whatever the other rows of its batch are? A certificate relies on it.
 
-Libraries choose kernels by shape: batches of one to three rows may round otherwise than larger ones, the last rows of a batch
-otherwise than the first. Then other people's gradients change when a record is left out, by rounding, and a network amplifies that as
-it likes. So a certified run fills its batches up to multiples of :data:`ROWS` rows, asks the library for products that do not depend on
-their place, and refuses a model of which rows differ nevertheless.
+Libraries choose kernels by shape: batches of one to three rows may round differently from larger ones, and the last rows of a batch
+differently from the first. Then removing one record changes the rounding of all others' gradients, and a network may amplify that without
+bound. So a certified run pads its batches to multiples of :data:`ROWS` rows, asks the library for products that do not depend on a
+row's position, and refuses a model whose rows differ nevertheless.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 def request_batch_invariance() -> None:
-    """Ask MKL, before its first product, for its reproducible mode: there a row's bits depend on neither alignment nor place.
+    """Ask MKL, before its first product, for its reproducible mode: a row's bits then depend on neither alignment nor position.
 
-    Elsewhere this does nothing; and what the user has set stays.
+    With other libraries this does nothing, and a setting of the user's is kept.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO")
 
@@ -39,15 +39,15 @@ def request_batch_invariance() -> None:
 def require_batch_invariance(
     model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, rows: int | None = None
 ) -> None:
-    """Refuse a model in which an example's activations or their gradients depend on other rows, of batches of whole :data:`ROWS`.
+    """Refuse a model in which an example's activations or their gradients depend on other rows, in batches of whole :data:`ROWS`.
 
-    What is compared, bit for bit: outputs, the inputs of every layer that has parameters, and the gradients of their outputs. With
-    what: the rows in another order, one row of zeros among them, all rows twice, and the first of them alone.
+    Outputs, the inputs of every layer with parameters, and the gradients of their outputs are compared, bit for bit, with runs on the
+    rows in another order, with one row of zeros among them, on all rows twice, and on the first of them alone.
 
         >>> require_batch_invariance(nn.Tanh(), torch.randn(8, 3))
 
     Args:
-        model: run in evaluation mode; its state is as before afterwards.
+        model: run in evaluation mode; its state is restored.
         inputs: positional inputs; the examples are their first dimension.
         named: inputs by name.
         rows: how many of the examples to use, for processes that must make the same passes; all by default.
@@ -88,7 +88,7 @@ def _refuse(what: str) -> None:
 
 
 def _traced(model: nn.Module, args: Any, kwargs: Any, size: int, change: Change, whole: int) -> list[Tensor]:
-    """Outputs, inputs of the layers, gradients of their outputs: those that have a row for each of ``size`` examples, in a fixed order."""
+    """Outputs, layer inputs and gradients of layer outputs that have a row for each of ``size`` examples, in a fixed order."""
     given: list[Tensor] = []
     made: list[Tensor] = []
 
@@ -115,14 +115,14 @@ def _holds(t: Tensor, size: int) -> bool:
 
 
 def _weights(y: Tensor, rows: int) -> Tensor:
-    """Some gradient for an output: of (rows, ...), so that it can be changed as the inputs are."""
+    """A gradient for an output, by rows, so that it can be reordered like the inputs."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn((rows, *y.shape[1:]), generator=generator, dtype=torch.float32).to(y)
 
 
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Without dropout; modes and random state are as before afterwards."""
+    """Inside, evaluation mode; modes and random state are restored."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
@@ -134,5 +134,5 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit; NaN is NaN."""
+    """Bit for bit equal; NaN equals NaN."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)

@@ -158,7 +158,7 @@ class Capture(Declarations, ProofInterface):
             self._handles.append(p.register_post_accumulate_grad_hook(partial(self._leaked, name)))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
-        """Remove all hooks; the model is as it was."""
+        """Remove all hooks and restore the model."""
         unwatch(self)
         for handle in self._handles:
             handle.remove()
@@ -181,33 +181,33 @@ class Capture(Declarations, ProofInterface):
             tape.leaks.add(name)
 
     def explain(self) -> str:
-        """How each parameter is read, as far as passes were proved: a table of module, rule, layout and cost."""
+        """A table of how each parameter's gradients are computed, for the passes proved so far: module, rule, layout and cost."""
         return explained(self._root.known.every(), self._sites)
 
     @property
     def sizes(self) -> set[tuple[Any, ...]]:
-        """Of one example in the model's inputs, over the passes of this step that were read by a proof."""
+        """The sizes of one example in the model's inputs, over the passes of this step that were read by a proof."""
         return self._tape.sizes
 
     @property
     def whole(self) -> bool:
-        """This process may run the model alone."""
+        """Whether this process can run the model alone."""
         return self._held.whole
 
     # Collect -----------------------------------------------------------------------------------------------------------
 
     @property
     def scattered(self) -> frozenset[str]:
-        """Parameters whose sum has few rows in a large table: cheapest added to an ``out`` that is there already (the noise)."""
+        """Parameters whose sum touches few rows of a large table: cheapest added to an existing ``out`` (the noise)."""
         return self._scattered - self._by_rows
 
     @property
     def by_rows(self) -> frozenset[str]:
-        """Tables of which the sum is a sparse tensor of the touched rows, see :meth:`keep_rows`."""
+        """Tables whose sum is a sparse tensor of the touched rows, see :meth:`keep_rows`."""
         return self._by_rows
 
     def keep_rows(self, names: Iterable[str]) -> None:
-        """From now on ``raw_sums`` of these tables are sparse tensors of the rows that were touched. Only of ``scattered`` ones."""
+        """From now on ``raw_sums`` of these tables, which must be among ``scattered``, are sparse tensors of the touched rows."""
         self._by_rows = frozenset(names) & self._scattered
         self.discard()
 
@@ -217,10 +217,10 @@ class Capture(Declarations, ProofInterface):
 
     @torch.no_grad()
     def fold(self, clipper: Clipper) -> None:
-        """Clip and add up the micro-batches so far, so that their activations can be released before the next forward.
+        """Clip and add up the micro-batches so far, so that their activations can be freed before the next forward.
 
-        ``fold_with(clipper)`` has it done by itself. All examples of a unit belong into one micro-batch: a unit that comes again is
-        refused. Probes span micro-batches: they are not folded.
+        ``fold_with(clipper)`` does this automatically. All examples of a unit must be in one micro-batch: a unit that comes again is
+        refused. Probes span micro-batches and are not folded.
         """
         if any(batch.probe is not None for batch in self._tape.batches):
             return
@@ -231,5 +231,5 @@ class Capture(Declarations, ProofInterface):
         self._tape.clear(announced=False)
 
     def fold_with(self, clipper: Clipper | None) -> None:
-        """Fold by itself, with this clipper, whenever a further micro-batch begins; None: keep all micro-batches until collect."""
+        """Fold automatically with this clipper when a further micro-batch begins; None: keep all micro-batches until collect."""
         self._tape.before_batch = None if clipper is None else lambda: self.fold(clipper)

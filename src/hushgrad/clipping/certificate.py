@@ -1,12 +1,12 @@
-"""The certificate of a sum in double precision: how far a record can move it, proved for every record and every order of additions.
+"""The certificate of a sum in double precision: a proved bound on how far one record can move it, for any record and order of additions.
 
 With u = 2^-53 and gamma(n) = n u / (1 - n u), B units of which each adds parts of weighted mass at most M C, and at most n roundings on
 the way of any term into the sum, the sum of a data set and that of its neighbour differ by at most (1 + kappa) C,
 
     kappa = 6 gamma(n) B M + 6 gamma(n') B M²,
 
-where n' is for a norm from Gram matrices. The page "Sums in floating point" has the proof. B is a public capacity; M is chosen so small
-that kappa is at most 1e-4, whatever the sizes are. So kappa is a constant, and no refusal tells anything about the data's shapes.
+where n' is for a norm from Gram matrices. The page "Sums in floating point" has the proof. B is a public capacity, and M is chosen so that
+kappa is at most 1e-4 for all sizes. So kappa is a constant, and no refusal reveals anything about the data's shapes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gamma(n: float) -> float:
 
 
 class Certificate(NamedTuple):
-    """``capacity``: contributions to a step at most, of which ``here`` in this process; ``width``: d + p of the largest layer."""
+    """``capacity``: the most contributions to a step, ``here`` of them in this process; ``width``: d + p of the largest layer."""
 
     capacity: int
     here: int
@@ -47,7 +47,7 @@ class Certificate(NamedTuple):
     above: bool = True  # False: the norms as they were computed, not bounds of them; nothing of that may be released
 
     def cap(self, parts: int) -> float:
-        """M for units of so many parts: the usual one, or what keeps kappa below 1e-4."""
+        """M for units of so many parts: the usual cap, or the one that keeps kappa below 1e-4."""
         from hushgrad.clipping.mass import cap
 
         B = self.capacity
@@ -72,7 +72,7 @@ class Certificate(NamedTuple):
     def upper(self, name: str, square: Tensor, masses: dict[str, Mass]) -> Tensor:
         """An upper bound of the squared norm, from the computed one.
 
-        Without a mass it is the norm: whether masses were written down may depend on one record, others' bounds must not.
+        Without a mass the norm itself is used: whether masses were recorded may depend on one record, but others' bounds must not.
         """
         mass = masses.get(name)
         if not self.above:

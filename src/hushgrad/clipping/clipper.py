@@ -1,4 +1,4 @@
-"""Clippers: what each example's gradient is multiplied by, as values that need no tensors until they are used."""
+"""Clippers: values that say what each example's gradient is multiplied by. They need no tensors until they are used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clipper(Value, family="clipper"):
 
     @classmethod
     def examples(cls) -> tuple[Clipper, ...]:
-        """Small instances: what the conformance tests run over."""
+        """Small instances for the conformance tests."""
         return (cls(),)
 
     def groups(self, names: Sequence[str]) -> list[int] | None:
@@ -68,16 +68,16 @@ class Clipper(Value, family="clipper"):
 
     @abstractmethod
     def sensitivity(self, relation: Relation) -> float:
-        """How far the L2 norm can move between the clipped sums of neighbours: C, or 2 C for replace-one."""
+        """The largest L2 distance between the clipped sums of neighbouring data sets: C, or 2 C for replace-one."""
 
 
 def added(rows: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape, a fresh one."""
+    """The sum of tensors of one shape, as a new tensor."""
     import torch
 
     return rows[0] + rows[1] if len(rows) == 2 else torch.stack(tuple(rows)).sum(0)
 
 
 def usable(weights: Tensor) -> Tensor:
-    """0 instead of weights so small that single precision would round them up by half; what they would add is lost, not too much."""
+    """Weights with 0 in place of those so small that single precision would round them up by as much as half; rounding down is safe."""
     return weights.masked_fill(weights < _LEAST, 0.0)

@@ -1,8 +1,8 @@
-"""What every step walks through: a batch is announced, passes over it are noted, and from them comes a clipped sum.
+"""The part of the capture that every step runs: a batch is announced, passes over it are recorded, and a clipped sum is computed.
 
 A batch begins with the first pass through the model after a backward. Gradients that arrive in one or several backward passes over
-it belong to the same examples; a forward after a backward holds other examples (a micro-batch). A small model's step is mostly Python, so
-a usual step has a short way of its own; what is rarer is in :mod:`hushgrad.clipping.tape` and :mod:`hushgrad.clipping.grouping`.
+it belong to the same examples; a forward after a backward holds other examples (a micro-batch). A small model's step is mostly Python time,
+so an ordinary step has a short path here; rarer cases are in :mod:`hushgrad.clipping.tape` and :mod:`hushgrad.clipping.grouping`.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ class Batch:
         self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
 
     def factor(self, *, mean: bool) -> float:
-        """What gradients are multiplied by, as those of a ``mean`` were divided by the number of examples."""
+        """What gradients are multiplied by to undo the division of a ``mean`` by the number of examples."""
         if len(self.summed) > 1:
             raise CaptureError(BESIDE)
         return self.coefficient * (self.examples if mean and True not in self.summed else 1)
 
     def unwatch(self) -> None:
-        """Let the hooks at the frontier forget nodes of the graph that holds them, a circle: from then on they refuse."""
+        """Make the frontier hooks forget the nodes of their graph (a reference cycle); from then on they refuse gradients."""
         for forget in self.watched:
             forget()
         self.bare, self.watched = {}, []
 
 
 class Batches:
-    """The physical batches between two collects: announced, entered by passes, and forgotten together."""
+    """The physical batches between two collects: announced, entered by passes, and cleared together."""
 
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True, dtype=torch.float32)
@@ -91,7 +91,7 @@ class Batches:
         self.clear()
 
     def clear(self, *, announced: bool = True) -> None:
-        """Forget all passes and, unless ``announced`` is False, what was said of the next one."""
+        """Forget all passes and, unless ``announced`` is False, what was announced about the next one."""
         for batch in self.batches:
             batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
             if batch.watched:
@@ -110,7 +110,7 @@ class Batches:
         self._probes, self._coefficient = 0, 1.0
 
     def quiet(self, work: Callable[[], T]) -> T:
-        """Let a rule work: nothing that it runs again is captured, and nothing is cast to a lower precision."""
+        """Run a rule's work: nothing inside is captured, or cast to a lower precision."""
         self.silent += 1
         try:
             if is_autocast():
@@ -124,7 +124,7 @@ class Batches:
             self.silent -= 1
 
     def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
-        """What is known of the next physical batch; the next forward begins it."""
+        """Set what is known about the next physical batch; the next forward begins it."""
         count, ids, more = self._next
         self._next = (
             count if examples is None else examples,
@@ -134,7 +134,7 @@ class Batches:
         self._fresh = True
 
     def expected(self) -> tuple[int | None, bool]:
-        """How many examples the next pass holds, if that was announced; and whether it is one more over a batch that is open."""
+        """How many examples the next pass holds, if announced; and whether it is a further pass over a batch that is still open."""
         batch = self.current
         if batch is None or self._fresh or (batch.tasks and backward_task() not in batch.tasks):
             examples, units, _ = self._next
@@ -142,7 +142,7 @@ class Batches:
         return batch.examples if batch.announced else None, True
 
     def enter(self, examples: int) -> Batch:
-        """The batch that a pass over this many examples belongs to: the open one, whose backward is still to come, or the next."""
+        """The batch of a pass over this many examples: the open one, whose backward is still to come, or a new one."""
         batch, task = self.current, backward_task()
         if batch is not None and not self._fresh:
             # One that no backward has used, of another number of examples, was an evaluation with gradients enabled.
@@ -169,20 +169,20 @@ class Batches:
 
 
 class Collecting(Grouping):
-    """The part of a capture that every step walks through."""
+    """The part of a capture that every step runs."""
 
     def examples(
         self, count: int, *, padding: int = 0, dim: int | Callable[[], int | None] | None = None, usual: int | None = None
     ) -> None:
-        """The next physical batch has ``count`` examples, of which the last ``padding`` fill it up and do not count.
+        """Announce that the next physical batch has ``count`` examples, the last ``padding`` of which are only padding.
 
         Args:
-            count: of examples.
-            padding: examples at the end that do not count.
-            dim: the dimension of the inputs that holds the examples (or a function that tells it); asked for only where two
-                dimensions are both as long as the batch.
-            usual: a public number of examples of such a batch, by which formulas are chosen. They round otherwise, so that a choice by
-                ``count`` lets one record more or less move all others.
+            count: the number of examples.
+            padding: how many at the end do not count.
+            dim: the dimension of the inputs that holds the examples (or a function that returns it); needed only where two
+                dimensions both have that size.
+            usual: a public typical number of examples, by which formulas are chosen. Formulas round differently, so a choice by
+                ``count`` would let one record change the rounding of all others.
         """
         self._root.announces = True
         self._tape.dim = dim
@@ -202,7 +202,7 @@ class Collecting(Grouping):
 
     @property
     def rounded(self) -> bool:
-        """Whether gradients, or inputs of layers, came in half precision so far."""
+        """Whether gradients, or inputs of layers, have come in half precision so far."""
         return self._tape.rounded
 
     def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
@@ -248,7 +248,7 @@ class Collecting(Grouping):
         return self._added_apart(clipper, sums, scale, scales) if part is None else [part]
 
     def _usual(self) -> Batch | None:
-        """The batch of a usual step, if this is one: one backward pass, each module called once, and nothing to be refused."""
+        """The batch, if this is an ordinary step: one backward pass, each module called once, and nothing to refuse."""
         tape = self._tape
         if tape.failure or tape.leaks or len(tape.batches) != 1 or self._tied:
             return None
@@ -269,9 +269,9 @@ class Collecting(Grouping):
         return batch
 
     def _add_usual(self, batch: Batch, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
-        """As :func:`add_clipped`, of a usual step that is clipped as a whole; None if an example is not usual.
+        """As :func:`add_clipped` for an ordinary step clipped as a whole; None if some example has a non-finite norm or is heavy.
 
-        That is one whose norm is not finite, or a heavy one. Then nothing was added yet, and the norms are remembered.
+        In that case nothing has been added yet, and the norms are kept.
         """
         calls, factor = batch.calls, batch.factor(mean=self.loss_reduction == "mean") / self._copies
         counted = batch.examples - batch.padding if batch.padding or self._fixed is not None else None  # None: all take part

@@ -78,14 +78,14 @@ MANY = 1 << 20
 
 
 def crowd(examples: int, numbers: int = 0) -> int:
-    """Examples that run together in the seal: a capacity that the batch does not reach binds for them. Larger batches are proved anew.
+    """How many examples run together in the seal, so that a capacity which the batch does not reach becomes binding.
 
-    ``numbers``: of all outputs. Where these are many, a crowd would hold several times what a step holds, so it is smaller, as it is for
-    large batches: whatever is then released has still met a crowd twice its size.
+    ``numbers``: in all outputs. If there are many, a crowd would take several times the memory of a step, so it is smaller, as for large
+    batches. Larger batches are proved anew: whatever is released has met a crowd of twice its size.
     """
     return 2 * examples if numbers >= MANY else max(2 * examples, min(4 * examples, 64))
 
 
 def seal_of(dtypes: Iterable[torch.dtype]) -> float:
-    """The seal's tolerance where something is computed in each of these precisions: that of the lowest."""
+    """The seal's tolerance if something is computed in each of these precisions: that of the lowest."""
     return max(SEAL.get(dtype, SEAL[torch.float16]) for dtype in dtypes)

@@ -1,16 +1,16 @@
-"""A step's clipped sum on a device: nothing is asked of the device before the sum is there, and all layers are measured together.
+"""The clipped sum of a step on an accelerator: without synchronisation until the sum is there, and all layers are measured together.
 
-On a processor an example that is not usual is noticed and treated by itself. A device would have to be waited for, so here:
+On a CPU, an unusual example is detected and handled separately. On a device that would mean waiting for it, so instead:
 
 | an example | gets |
 |---|---|
 | whose norm is not finite | weight 0, and its numbers are replaced by 0 before they are multiplied by it |
 | whose parts are far larger than their sum (heavy) | a weight of at most 63 C / mass, so that its parts stay below the cap |
 
-Both weights are at most min(1, C / norm), so no example adds more than C; only the second kind loses something by it, and no other example
-is weighted differently from what the processor does.
+Both weights are at most min(1, C / norm), so no example adds more than C. Heavy examples lose some of their gradient; all others have the
+same weights as on a CPU.
 
-Gradients that were made (B, n) are laid side by side: one norm, one cleaning, one matrix-vector product for all layers. Layers with one
+Per-example gradients (B, n) that exist are concatenated: one norm, one cleaning, one matrix-vector product for all layers. Layers with one
 position are measured by ‖x‖² ‖g‖² from one table of all x and g.
 """
 
@@ -42,7 +42,7 @@ _TOGETHER = 1 << 28  # floats of gradients that are laid side by side at the mos
 
 
 class Part(NamedTuple):
-    """Norms and weights of the examples; ``rejected`` is counted when it is asked for. See :class:`hushgrad.clipping.reduce.Part`."""
+    """Norms and weights of the examples; ``rejected`` is counted on request. See :class:`hushgrad.clipping.reduce.Part`."""
 
     norms: Tensor
     weights: Tensor
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 def clean(value: Any) -> Any:
-    """Every number that is none replaced by 0, in whatever holds tensors; of good examples nothing changes."""
+    """Replace every NaN and infinity by 0, in nested tensors; finite examples do not change."""
 
     def one(t: Any) -> Any:
         return t.nan_to_num(0.0, 0.0, 0.0) if isinstance(t, Tensor) and t.is_floating_point() else t
@@ -60,14 +60,14 @@ def clean(value: Any) -> Any:
 
 
 def raised(total: Tensor, masses: Sequence[Mass]) -> Tensor:
-    """Squared norms as they are; where they were added up in single precision, not below what they may be without rounding."""
+    """Squared norms; those that were added up in single precision are raised to a bound on their exact value."""
     if total.dtype is torch.float64 or not masses:
         return total
     return total + added([mass.rows.square() for mass in masses]) * _ROUNDED
 
 
 def held_back(weights: Tensor, masses: Sequence[Mass], factor: float, clipper: Clipper) -> Tensor:
-    """Weights under which no example is heavy: at most 63 C / mass. Of light examples they are what they were."""
+    """Weights under which no example is heavy: at most 63 C / mass. Those of light examples do not change."""
     if not masses:
         return weights
     total = added([mass.rows.square() for mass in masses]) if len(masses) > 1 else masses[0].rows.square()
@@ -77,7 +77,7 @@ def held_back(weights: Tensor, masses: Sequence[Mass], factor: float, clipper: C
 
 
 class _Layers(NamedTuple):
-    """The calls of a batch by how they are measured."""
+    """The calls of a batch, by how they are measured."""
 
     kept: list[tuple[str, Tensor]]  # gradients that were made, by full name
     outer: list[tuple[Call, Tensor, Tensor]]  # x and g of layers with one position
@@ -85,9 +85,9 @@ class _Layers(NamedTuple):
 
 
 def filled(size: int, counted: int, device: torch.device) -> Tensor:
-    """Which of ``size`` places are filled up: those behind the first ``counted``, a number that comes with the batch.
+    """A mask of the padding among ``size`` places: those after the first ``counted``, which comes with the batch.
 
-    It is sent, not written into the operations: they are the same ones, whatever the number.
+    ``counted`` is sent as a tensor, so the same operations run whatever the number is.
     """
     return _places(size, device) >= torch.tensor(counted).to(device, non_blocking=True)
 
@@ -95,9 +95,9 @@ def filled(size: int, counted: int, device: torch.device) -> Tensor:
 def summed_on_device(
     calls: Sequence[Call], factor: float, clipper: Clipper, sums: dict[str, Sum], scale: float, counted: int | None
 ) -> Part:
-    """``sums[name] += scale * sum_i w_i G_i`` where each parameter is used once and all are clipped together.
+    """``sums[name] += scale * sum_i w_i G_i`` if each parameter is used once and all are clipped together.
 
-    ``counted``: how many examples, the first, take part in a batch of fixed shape.
+    ``counted``: how many examples, from the first, take part in a batch of fixed shape.
     """
     layers = _sorted(calls)
     rows = torch.cat([G.flatten(1) for _, G in layers.kept], 1) if layers.kept else None
@@ -202,7 +202,7 @@ def _add_outer(
 
 
 def cleaned_in_place(record: Record) -> None:
-    """The record with every number that is none replaced by 0."""
+    """Replace every NaN and infinity in a record by 0."""
     record.join()
     record.args, record.kwargs, record.grads = clean((record.args, dict(record.kwargs), record.grads))
     record.kept = clean(record.kept)

@@ -1,4 +1,4 @@
-"""Marks: a number for a tensor, that another content would not have."""
+"""Fingerprints of tensors, to notice changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(value: Any) -> Any:
-    """A number that tells a tensor from every other that a forward pass would make of it; other values stand for themselves.
+    """A number that distinguishes a tensor from any that a forward pass would turn it into; other values are returned as they are.
 
     >>> table = torch.ones(3)
     >>> before = fingerprint(table)

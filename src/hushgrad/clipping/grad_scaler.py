@@ -1,7 +1,7 @@
-"""Losses that a GradScaler multiplied: every norm with them, so that clipping would cut what the scaler meant to divide later.
+"""Detects losses that were scaled by a GradScaler: their norms are scaled as well, so clipping would be wrong.
 
-A factor of the user's own is part of the loss; a scaler's is not, and the two look alike once they are multiplied. torch tells nobody
-that ``scale`` was called, so it is watched while a model is captured: what it returns says in its backward pass that it is there.
+A factor of the user's own is part of the loss, a scaler's is not, and the two cannot be distinguished after the multiplication. torch has
+no hook for ``scale``, so the method is patched while a model is captured: its result announces itself in the backward pass.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _tensors(made: Any) -> Iterable[Tensor]:
 
 
 def watch(capture: Any) -> None:
-    """Until :func:`unwatch`, or as long as ``capture`` lives, scaled losses are known."""
+    """Detect scaled losses until :func:`unwatch`, or as long as ``capture`` lives."""
     _watching.add(capture)
     GradScaler.scale = _watched  # type: ignore[method-assign]
 
 
 def unwatch(capture: Any) -> None:
-    """``capture`` is over; behind the last one torch's own method is put back."""
+    """Stop for ``capture``; after the last one, torch's own method is restored."""
     _watching.discard(capture)
     if not _watching and GradScaler.scale is _watched:
         GradScaler.scale = _torchs  # type: ignore[method-assign]

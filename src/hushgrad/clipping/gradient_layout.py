@@ -1,4 +1,4 @@
-"""Gradients that come back to a call whose examples are elsewhere than its rule expects them: in another order, shared, of one alone."""
+"""Brings gradients into the layout that a rule expects, if the examples are elsewhere: in another dimension or order, or shared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["add_again", "arrive", "require_all", "take"]
 
 
 def arrive(call: Call, place: Place | None, grads: tuple[Tensor | None, ...]) -> None:
-    """Gradients of the outputs of a call whose examples are elsewhere than its rule expects them, or not known."""
+    """Take the gradients of the outputs of a call whose examples are not where its rule expects them, or unknown."""
     tape = call.site.tape
     if place is WHOLE:
         for k, g in enumerate(grads):
@@ -45,7 +45,7 @@ def arrive(call: Call, place: Place | None, grads: tuple[Tensor | None, ...]) ->
 
 
 def take(call: Call, output: int, share: Tensor | Routed, gross: float = 0.0) -> None:
-    """Each example's share of the gradient of one output: (B, *its shape); ``gross``, the size of what cancelled in it."""
+    """Take each example's share of the gradient of one output: (B, *its shape); ``gross``: the size of the terms that cancelled in it."""
     if isinstance(share, Routed):
         if call.record is None:
             _take_routed(call, share)
@@ -68,7 +68,7 @@ def take(call: Call, output: int, share: Tensor | Routed, gross: float = 0.0) ->
 
 
 def _take_routed(call: Call, share: Routed) -> None:
-    """The rows that an expert's shares are made of stand for them, as long as nothing else comes."""
+    """Take the rows that an expert's shares are made of, in place of the shares, as long as nothing else comes."""
     left, right = call.site.ready((share.left.detach(), share.right.detach()))
     call.args, call.rule = (share._replace(left=left, right=right),), Experts()
     call.versions = versions_of(call.args, {})
@@ -78,7 +78,7 @@ def _take_routed(call: Call, share: Routed) -> None:
 
 
 def _form_shares(call: Call) -> None:
-    """Make the shares of which only the rows are there."""
+    """Form the shares for which only rows were taken."""
     record = call.record
     if record is not None and isinstance(call.rule, Experts):
         record.grads, record.args = (call.rule.per_example(record)[call.site.names[0]],), ()
@@ -86,7 +86,7 @@ def _form_shares(call: Call) -> None:
 
 
 def require_all(call: Call, output: int, g: Tensor | None) -> None:
-    """The shares are all that came back: what the model's outputs do not know of (something that it keeps) has no owner."""
+    """Require that the shares add up to what came back: a gradient that bypasses the model's outputs (of a kept tensor) has no owner."""
     if g is None:
         return
     call.totals[output] = call.totals[output] + g.detach() if output in call.totals else g.detach()
@@ -112,7 +112,7 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
 
 
 def _add_placed(call: Call, place: Place, grads: tuple[Tensor | None, ...]) -> None:
-    """Bring x and g into the form that the rule reads: the examples first; or note whose row it is."""
+    """Bring x and g into the form that the rule reads, examples first; or record the example of each row."""
     B, layout, g = call.batch.examples, place.layout, grads[0]
     assert g is not None
     if layout.regular:
@@ -133,7 +133,7 @@ def _add_placed(call: Call, place: Place, grads: tuple[Tensor | None, ...]) -> N
 
 
 def _add_rows(call: Call, index: Tensor, g: Tensor, x: Tensor | None) -> None:
-    """Rows as the rule's examples, of which the index says whose they are; those of nobody are left out."""
+    """Treat rows as the rule's examples; the index tells whose they are, and rows without an owner are dropped."""
     own = index >= 0
     if bool(own.all()):
         call.index = index
@@ -167,7 +167,7 @@ def add_again(call: Call, record: Record, grads: tuple[Tensor | None, ...]) -> N
 
 
 def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """The input of a layer that has one."""
+    """The input of a layer with a single one."""
     return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Steps that are not as usual: several micro-batches, units of several examples, probes, certificates."""
+"""Steps with several micro-batches, units of several examples, probes or certificates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BESIDE = (
 
 
 class Grouping:
-    """What a capture has, and how it puts calls together by privacy unit."""
+    """The state of a capture, and how it groups calls by privacy unit."""
 
     model: nn.Module
     loss_reduction: str
@@ -67,7 +67,7 @@ class Grouping:
     def _added_apart(
         self, clipper: Clipper, sums: dict[str, Sum], scale: float, scales: Mapping[str, Tensor] | None
     ) -> list[Part]:
-        """The parts of a step that is not as usual: each group of privacy units by itself."""
+        """The parts of such a step: each group of privacy units by itself."""
         self._reconcile()
         if scales is not None:
             calls = [call for batch in self._tape.batches for call in batch.calls]
@@ -78,7 +78,7 @@ class Grouping:
         return self._tape.quiet(lambda: [add_clipped(group, clipper, sums, scale, certificate) for group in groups])
 
     def _groups(self) -> list[Group]:
-        """The calls, by privacy unit."""
+        """The calls, grouped by privacy unit."""
         batches = [batch for batch in self._tape.batches if batch.calls]
         if any(batch.units is not None for batch in batches):
             return [self._by_unit(batches)] if batches else []
@@ -130,7 +130,7 @@ class Grouping:
             )
 
     def _joined(self, clipper: Clipper, sums: dict[str, Sum], parts: list[Part], scale: float) -> ClippedSum:
-        """All micro-batches, those that were folded too; there may be none."""
+        """All micro-batches, including folded ones; there may be none."""
         if self._folded is not None:
             folded, earlier = self._folded
             for name, total in folded.items():
@@ -148,16 +148,16 @@ class Grouping:
         return ClippedSum(raw_sums, norms[:taken], weights[:taken], rejected, None if parts[0].counted is None else norms)
 
     def _reconcile(self) -> None:
-        """Every trainable parameter seen, and seen completely; else raise, and forget the passes."""
+        """Require that every trainable parameter was seen completely; otherwise raise, and forget the passes."""
         problem = problem_of(self._tape, self._params, self._frozen, require_all=self.unused == "raise")
         if problem:
             self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
 
     def check(self) -> int:
-        """Raise what :meth:`collect` would raise of the passes so far; else how many examples (or units) it will clip.
+        """Raise what :meth:`collect` would raise for the passes so far; otherwise return how many examples (or units) it will clip.
 
-        So a caller can refuse a step before it draws the step's noise. Nothing is cleared.
+        A caller can thus refuse a step before it draws the step's noise. Nothing is cleared.
         """
         self._reconcile()
         folded = self._folded[1] if self._folded else []

@@ -1,6 +1,6 @@
-"""Heavy units: those whose parts are far larger than what is left of them. Each is formed alone, measured, clipped, and added as one term.
+"""Heavy units, whose parts are far larger than their sum: each one's gradient is formed alone, measured, clipped, and added as one term.
 
-Forming a unit is a function of the unit's own records, so that its rounding errors are the unit's own; clipped by the norm of *what was
+The formed gradient depends only on the unit's own records, and so do its rounding errors. Since it is clipped by the norm of *what was
 formed*, it adds no more than the clip norm, whatever its records are.
 """
 
@@ -35,7 +35,7 @@ class Formed(NamedTuple):
 
 
 def is_light(masses: list[Mass], weights: Tensor, clipper: Clipper) -> bool:
-    """Whether no example is heavy, given the masses of some parameters; of the others they are the norms, which are clipped."""
+    """Whether no example is heavy, given the masses of some parameters; for the others the mass is the norm, which is clipped."""
     total = added([mass.rows.square() for mass in masses]) if len(masses) > 1 else masses[0].rows.square()
     bound = (cap(max(mass.parts for mass in masses)) - 1) * clipper.sensitivity(Relation.ADD_REMOVE)
     return bool((weights.double() * total.sqrt_() <= bound).all())  # squares of small weights are 0 in single precision
@@ -106,7 +106,7 @@ def _places(columns: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _gradient(group: Group, unit: int, *, wide: bool) -> dict[str, Tensor]:
-    """The unit's whole gradient in double precision, from one example at a time: always in the same shape."""
+    """The unit's whole gradient in double precision, from one example at a time, so that shapes never vary."""
     total: dict[str, Tensor] = {}
     for use in group.uses:
         for example in _examples(use, unit):
@@ -125,7 +125,7 @@ def _examples(use: Use, unit: int) -> Iterator[int]:
 
 
 def _made(use: Use, example: int, *, wide: bool) -> dict[str, Tensor]:
-    """The example's gradients: those that were kept, as they are; the others from their parts."""
+    """The example's gradients: those that exist, and the others computed from their factors."""
     record, rule = use.call.record, use.call.rule
     assert record is not None
     device = use.call.site.params[0].device

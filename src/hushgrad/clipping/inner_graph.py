@@ -1,8 +1,8 @@
-"""A layer on a graph of its own, for layers that compute otherwise where their parameters require no gradients.
+"""Runs a layer on an inner graph, if it computes differently when its parameters do not require gradients.
 
-torch folds (B, T, d) @ (d, p) into one product of matrices if the second factor requires a gradient, and else, where the first is strided,
-multiplies batch by batch: other roundings. So such a call keeps its parameters as they are, and runs on detached inputs. What comes back
-goes through that inner graph to the inputs alone: asked for these, torch computes no gradient of a weight.
+torch folds (B, T, d) @ (d, p) into one matrix product if the second factor requires a gradient; otherwise, for a strided first factor, it
+multiplies batch by batch, with other roundings. Such a call keeps its parameters as they are and runs on detached inputs. Gradients go
+back through the inner graph to the inputs alone, so torch computes no weight gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Inner"]
 
 
 class Inner:
-    """The inputs of one call: the caller's, and those that the layer gets."""
+    """The inputs of one call: the caller's, and the detached ones that the layer gets."""
 
     __slots__ = ("_inside", "_made", "_ys", "outside")
 
@@ -32,12 +32,12 @@ class Inner:
 
     @staticmethod
     def possible() -> bool:
-        """Not inside of a checkpoint: it would run the forward once more for each inner graph."""
+        """Whether no checkpoint is active: it would run the forward once more for each inner graph."""
         hooks = packing_on()
         return hooks is None or isinstance(getattr(hooks[0], "__self__", None), Packing)
 
     def given(self, value: Any) -> Any:
-        """The same inputs as leaves; one that is given twice stays one."""
+        """The same inputs as leaves; an input that is passed twice stays one."""
         if isinstance(value, Tensor):
             if not value.requires_grad:
                 return value
@@ -56,11 +56,11 @@ class Inner:
         return list(_Inner.apply(self, *self.outside)) if self.outside else list(self.outputs())  # type: ignore[no-untyped-call]
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """As they are, without a graph."""
+        """The outputs without a graph."""
         return tuple(y.detach() for y in self._ys)
 
     def pulled(self, grads: tuple[Tensor | None, ...], *, last: bool) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs; after the last time, what the layer has kept for them is let go."""
+        """The gradients of the inputs; after the last call the inner graph is freed."""
         live = [(y, g) for y, g in zip(self._ys, grads, strict=True) if g is not None and y.requires_grad]
         if not live:
             return (None,) * len(self._inside)

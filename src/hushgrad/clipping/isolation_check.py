@@ -35,10 +35,10 @@ def isolation(
 ) -> None:
     """Raise :class:`~hushgrad.errors.NotIsolated`, with the path of the module, if an example influences another.
 
-    ``model(*inputs, **named)`` is called a few times in the mode (training or not) that it is in; its buffers, ``requires_grad`` flags and
-    the random state are as before afterwards. The inputs need two examples or more, in dimension ``batch_dim`` of the first tensor; other
-    tensors have them there, or in the first or second dimension if it has that size, or are shared by all examples. (A square one may be
-    a mask over as many positions as there are examples; then it is shared if that explains what the model does.)
+    ``model(*inputs, **named)`` is called a few times in its present mode (training or not); its buffers, ``requires_grad`` flags and the
+    random state are restored. The inputs need two examples or more, in dimension ``batch_dim`` of the first tensor; other tensors have them
+    there, or in the first or second dimension if it has that size, or are shared by all examples. (A square tensor may be
+    a mask over as many positions as there are examples; it counts as shared if that explains what the model does.)
 
     **Formal guarantee.** None: the check is a test at one input. A model that passes may still mix examples elsewhere, for instance
     through an operation that only large batches reach. A model that fails does mix them, or changes their order inside.
@@ -48,7 +48,7 @@ def isolation(
         inputs: positional inputs with two examples or more.
         named: inputs by name.
         batch_dim: the dimension of the first tensor that holds the examples.
-        apart: refuse also what trained layers compute for all examples together, if it has as many rows as there are examples.
+        apart: also refuse what trained layers compute for all examples together, if it has as many rows as there are examples.
 
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4))
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.randn(5, 4))
@@ -79,7 +79,7 @@ def isolation(
 
 
 def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | None:
-    """Which module lets examples influence each other, in a sentence with the remedy; None if none does by itself."""
+    """A sentence, with the remedy, about the module that lets examples influence each other; None if no single module does."""
     with _as_it_was(model):
         first = _examples((args, kwargs), 0)
         for dim in (0,) if first == examples else (0, 1):  # else a width of as many as there are examples is taken for them
@@ -99,7 +99,7 @@ def _sentence(path: str, module: nn.Module, detail: str) -> str:
 def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractContextManager[None]]) -> Any:
     """Run :func:`isolation` on the first batch of two or more that the model is trained on; returns the handle of the hook.
 
-    ``paused`` is the capture's ``pause``: the check's own passes are not part of a step.
+    ``paused`` is the capture's ``pause``, so that the check's own passes are not part of a step.
     """
 
     def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
 
 
 def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch, owners: Mapping[nn.Module, str]) -> str | None:
-    """What is wrong with this module on these inputs, in words; None if nothing is."""
+    """A sentence about what is wrong with this module on these inputs; None if nothing is."""
     start, random = _buffers(module), _random_state()
     args, kwargs = tree_map(detached, args), tree_map(detached, kwargs)
     run = traced_run(module, args, kwargs, batch)
@@ -195,7 +195,7 @@ class _Seen(NamedTuple):
 
 
 def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: Batch) -> tuple[str, nn.Module, str] | None:
-    """The innermost module that mixes examples by itself: calls are tried in the order in which they finish."""
+    """The innermost module that mixes examples by itself: calls are tested in the order in which they finish."""
     seen: list[_Seen] = []
     handles = [
         module.register_forward_hook(
@@ -247,7 +247,7 @@ def _remedy(module: nn.Module) -> str:
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Parameters do not require gradients inside; buffers, flags and random state are put back."""
+    """Inside, parameters do not require gradients; buffers, flags and random state are restored."""
     start, random = _buffers(model), _random_state()
     trainable = _trainable(model)
     for p in trainable:
@@ -263,7 +263,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that require gradients; also the whole ones that ``fully_shard`` puts in their places, made with their flag, once."""
+    """Parameters that require gradients, including the whole ones that ``fully_shard`` swaps in."""
     found = [p for p in model.parameters() if p.requires_grad]
     units: Iterator[Any] = (m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard"))
     for unit in units:

@@ -1,11 +1,10 @@
-"""Joint norms: parameters whose per-example gradient has several parts.
+"""Joint norms: for parameters whose per-example gradient has several parts (tied weights, repeated calls).
 
-‖sum_k f_k G_k‖² = sum_k f_k² ‖G_k‖² + 2 sum_{k<l} f_k f_l <G_k, G_l>. Where the parts are sums of outer products, or are kept, the inner
+‖sum_k f_k G_k‖² = sum_k f_k² ‖G_k‖² + 2 sum_{k<l} f_k f_l <G_k, G_l>. If the parts are sums of outer products, or exist already, the inner
 products need no further gradient: a tied embedding and head cost T_k T_l (m + n) multiply-adds for each example. Several reads of a table
-(an encoder's and a decoder's) are one, of the ids of all of them. Many parts that
-are sums of outer products (a layer called in a loop) are one such sum, over the positions of all of them. Everything else,
-and all that is grouped by unit, goes the general way: the per-example gradients of all parts are made for a chunk of units at a
-time, added up and measured, so that memory is bounded by the chunk.
+(an encoder's and a decoder's) are merged into one. Many parts that are sums of outer products (a layer called in a loop) are one such sum
+over the positions of all. Everything else, and everything grouped by unit, takes the general path: the per-example gradients of all parts
+are formed for a chunk of units at a time, added up and measured, so memory is bounded by the chunk.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Shared = dict[str, list[tuple["Use", str]]]
 def joint_norms(group: Group, shared: Shared, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:
     """The squared norm, for each unit, of the sum of all parts of each shared parameter; and its mass, the sum of the parts' masses.
 
-    ``wide``: what is added part by part is made in double precision.
+    ``wide``: parts that are added one by one are formed in double precision.
     """
     rows: dict[str, Tensor] = {}
     masses: dict[str, Mass] = {}
@@ -63,7 +62,7 @@ def joint_norms(group: Group, shared: Shared, *, wide: bool) -> tuple[dict[str, 
 
 
 class _Part(NamedTuple):
-    """One part, times ``factor``; the square of its norm and its mass have the factor in them."""
+    """One part, times ``factor``; the factor is already in its squared norm and its mass."""
 
     form: Form | None
     factor: float
@@ -72,9 +71,9 @@ class _Part(NamedTuple):
 
 
 def _by_pairs(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
-    """Squares and inner products, or None if some part has no cheap form.
+    """Squares and inner products in double precision, or None if some part has no cheap form.
 
-    In double precision. Where parts cancel, rounding leaves 1e-13 of the mass squared; where that is much, the unit is heavy.
+    Where parts cancel, rounding leaves 1e-13 of the mass squared; where that matters, the unit is heavy.
     """
     if any(use.units is not None for use, _ in uses):
         return None
@@ -91,7 +90,7 @@ def _by_pairs(uses: list[tuple[Use, str]]) -> tuple[Tensor, Mass] | None:
 
 
 def _parts(uses: list[tuple[Use, str]]) -> list[_Part]:
-    """One for each use; reads of a table are one together."""
+    """One for each use; reads of one table are merged."""
     made: list[_Part] = []
     tables: list[tuple[Use, str, Factors]] = []
     for use, local in uses:
@@ -115,7 +114,7 @@ def _part(use: Use, local: str, form: Form | None, factor: float) -> _Part:
 
 
 def _by_positions(uses: list[tuple[Use, str]], *, wide: bool) -> tuple[Tensor, Mass] | None:
-    """All parts as one sum of outer products, or None if some part is no such sum."""
+    """All parts as one sum of outer products, or None if some part is not such a sum."""
     if any(use.units is not None for use, _ in uses):
         return None
     lefts, rights = [], []
@@ -157,7 +156,7 @@ def _inner_if_cheap(a: Form | None, b: Form | None) -> Tensor | None:
 
 
 def inner(a: Form, b: Form) -> Tensor:
-    """<G_a, G_b> for each example, of two gradients in either form (not two of one-hot rows): (B,)."""
+    """<G_a, G_b> for each example, of two gradients in either form (not both one-hot rows): (B,)."""
     if isinstance(b, Pieces):
         a, b = b, a
     if isinstance(a, Pieces):
@@ -202,7 +201,7 @@ def _lefts(left: Tensor, other: Tensor) -> Tensor:
 
 
 def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict[str, Mass], *, wide: bool) -> None:
-    """Make and add up the gradients of some units at a time; what was made is measured."""
+    """Form, add up and measure the gradients of some units at a time."""
     uses = [use for use in group.uses if any(name in shared for name in use.call.site.full.values())]
     params = {name: parts[0][0].call.site.param(parts[0][1]) for name, parts in shared.items()}
     step = max(1, _CHUNK // sum(p.numel() for p in params.values()))
@@ -222,7 +221,7 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
 
 
 class _Units:
-    """One parameter's gradients of some units, as they grow; then their squared norms."""
+    """One parameter's gradients for some units as they accumulate, and then their squared norms."""
 
     __slots__ = ("masses", "parts", "sq_norms", "total")
 
@@ -243,7 +242,7 @@ class _Units:
 
 
 def _same(record: Record) -> Record:
-    """A record of its own over the same tensors."""
+    """A new record over the same tensors."""
     record.join()
     own = Record(record.module, record.names, record.args, record.kwargs, record.grads, record.memory)
     own.kept, own.most = dict(record.kept), record.most

@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
     @property
     def regular(self) -> bool:
-        """The owner of an element follows from its place alone."""
+        """Whether the owner of an element follows from its position alone."""
         return self.kind in (Kind.DIM, Kind.MAJOR, Kind.MINOR)
 
     def fits(self, shape: Sequence[int], examples: int) -> bool:
@@ -56,7 +56,7 @@ class Layout(NamedTuple):
         return size == examples if self.kind is Kind.DIM else size > 0 and size % examples == 0
 
     def at(self, shape: Sequence[int], examples: int) -> Layout:
-        """The same layout in a tensor of this shape, which it must fit: another length has other numbers of rows."""
+        """The same layout for a tensor of this shape, which must fit: with another length an example has another number of rows."""
         return self if self.kind is Kind.DIM else self._replace(factor=shape[self.dim] // examples)
 
     def numbers(self, examples: int) -> Tensor:
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
         return self.numbers(examples).to(device).reshape([-1 if k == self.dim else 1 for k in range(len(shape))])
 
     def apart(self, t: Tensor, examples: int) -> Tensor:
-        """The examples in a dimension of their own before all others; dimension ``dim`` stays, with one example's rows (1, or factor)."""
+        """Move the examples to a dimension of their own in front; dimension ``dim`` stays, with one example's rows (1, or factor)."""
         shape = list(t.shape)
         if self.kind is Kind.DIM:
             return t.movedim(self.dim, 0).unsqueeze(self.dim + 1)
@@ -108,14 +108,14 @@ FIRST, ROWS, SHARED, DEAD = Layout(Kind.DIM), Layout(Kind.ROWS), Layout(Kind.SHA
 
 
 def stored(t: Tensor) -> Tensor:
-    """The same numbers, once along each dimension in which they are stored once."""
+    """The same numbers; a dimension along which they are expanded has size 1."""
     for dim, stride in enumerate(t.stride()):
         t = t if stride or not t.numel() else t.narrow(dim, 0, 1)
     return t
 
 
 def has(owners: Tensor, number: int) -> bool:
-    """Whether somebody has this number. The least one is found in a fraction of the time that a comparison takes."""
+    """Whether the tensor contains this number. Looking at the minimum first takes a fraction of the time of a comparison."""
     kept = stored(owners)
     return bool(kept.numel()) and int(kept.amin()) <= number and bool((kept == number).any())
 
@@ -149,7 +149,7 @@ def _candidates(dim: int, size: int, examples: int) -> list[Layout]:
 
 
 def padded(index: Tensor, examples: int) -> Tensor:
-    """Where each example's rows are: (B, most rows) numbers of rows, -1 where an example has fewer. Rows of nobody are left out."""
+    """The row numbers of each example: (B, most rows), -1 where an example has fewer. Rows without an owner are left out."""
     order = index.argsort(stable=True)
     order = order[index[order] >= 0]
     counts = torch.bincount(index[order], minlength=examples)
@@ -161,6 +161,6 @@ def padded(index: Tensor, examples: int) -> Tensor:
 
 
 def gathered(t: Tensor, where: Tensor) -> Tensor:
-    """(B, most rows, ...), 0 where an example has fewer: not a product, for a row that is not finite is nobody else's."""
+    """(B, most rows, ...), 0 where an example has fewer rows. By selection, not by a product, so that NaN stays with its own example."""
     made = t.index_select(0, where.clamp(min=0).flatten()).unflatten(0, where.shape)
     return made.masked_fill_((where < 0).reshape(*where.shape, *(1 for _ in t.shape[1:])), 0)

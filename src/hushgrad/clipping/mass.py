@@ -1,9 +1,9 @@
-"""Norms in double precision, and the mass of an example: what its parts weigh before they cancel.
+"""Norms in double precision, and the mass of an example: the size of its parts before they cancel.
 
-A weighted sum adds an example's parts w g_t x_t^T one by one to what all others have added. If they are far larger than their sum they
-push everybody else's low bits out, whatever the norm of the sum is. The *mass* m = sum_t ‖x_t‖ ‖g_t‖ >= ‖G‖ bounds what they can do. An
-example with w m above a cap times the clip norm is *heavy*: its gradient is formed alone, measured, clipped by the norm of what
-was formed, and added as one term (see :mod:`hushgrad.clipping.heavy_units`).
+A weighted sum adds an example's parts w g_t x_t^T one by one to the sum of all others. Parts that are far larger than their own sum destroy
+low-order bits of the others, whatever the norm of that sum is. The *mass* m = sum_t ‖x_t‖ ‖g_t‖ >= ‖G‖ bounds this effect. An example with
+w m above a cap times the clip norm is *heavy*: its gradient is formed alone, measured, clipped by the norm of what was formed, and added as
+one term (see :mod:`hushgrad.clipping.heavy_units`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CHUNK = 1 << 22  # doubles that are made at a time where a tensor must be widen
 
 
 class Mass(NamedTuple):
-    """Each example's mass for one parameter (B,), where it may exceed the norm, and of how many parts it is the sum."""
+    """Each example's mass for one parameter (B,), where it may exceed the norm, and the number of parts that it sums."""
 
     rows: Tensor
     parts: int
 
 
 def cap(parts: int) -> float:
-    """The largest w m / C of an example that is added part by part: 4 sqrt(parts), which parts of random signs reach a quarter of."""
+    """The largest w m / C of an example that is added part by part: 4 sqrt(parts); parts of random signs reach a quarter of it."""
     return max(_LEAST_CAP, 4 * sqrt(parts))
 
 

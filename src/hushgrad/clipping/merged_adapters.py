@@ -1,4 +1,4 @@
-"""Adapters that are merged into the weights below them, where no gradient reaches them."""
+"""Detects adapters that are merged into the frozen weights, where no gradient reaches them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["require_unmerged"]
 
 
 def require_unmerged(model: nn.Module) -> None:
-    """Refuse a pass whose adapters are merged into the weights below: no gradient would reach them.
+    """Refuse a pass whose adapters are merged into the frozen weights: no gradient would reach them.
 
     Raises:
         CaptureError: with the name of a layer.

@@ -48,12 +48,12 @@ class Outputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """What came back, to the call and further."""
+        """Hand the gradients to the call, and pass them on."""
         ctx.call.arrive(*grads)
         return None, None, *grads
 
 
 def is_reshape(y: Tensor, base: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether a view has all numbers of its base in the same order, and none of the module's inputs shares them."""
+    """Whether a view has all numbers of its base in the same order, and shares memory with none of the module's inputs."""
     whole = base.numel() == y.numel() and base.is_contiguous() and y.is_contiguous()
     return whole and not any(isinstance(a, Tensor) and (a is base or a._base is base) for a in args)

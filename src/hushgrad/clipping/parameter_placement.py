@@ -1,4 +1,4 @@
-"""What the capture asks of the place where parameters lie. There is one capture: where they lie is a value that it is given."""
+"""Where parameters live, as far as the capture needs to know. There is one capture; the placement is an argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ParameterPlacement"]
 
 
 class ParameterPlacement:
-    """Every parameter is whole, in this process. Placements over several processes answer otherwise."""
+    """All parameters are whole and in this process. Placements over several processes override these methods."""
 
     whole = True  # one process may run the model alone, and autograd finds the parameters themselves
 
@@ -28,9 +28,9 @@ class ParameterPlacement:
         return site
 
     def likes(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor | Form]:
-        """What the parameters' sums in this process are like. Asked once, when the parameters are known."""
+        """Templates for the parameters' sums in this process. Called once, when the parameters are known."""
         return params
 
     def reducing(self, added: Added, sites: list[Site]) -> Added:
-        """``added`` adds to sums of whole parameters; the same for sums of what lies here. Asked once, when the sites are known."""
+        """Turn ``added``, which adds to whole parameters' sums, into one for the parts held here. Called once, when the sites are known."""
         return added

@@ -1,4 +1,4 @@
-"""Passes that are not as usual: of a structure that nobody has proved yet, of one example or none, of a proof itself."""
+"""Passes off the short path: of an unproved structure, of one example or none, or of a proof itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Passes", "is_evaluation"]
 
 
 class Passes:
-    """Proves passes, and reads those that only a proof, or tags on their own graph, can read."""
+    """Proves passes, and reads those that need a proof, or tags on their own graph."""
 
     def __init__(self, capture: Capture, *, seal: bool) -> None:
         self.model, self._capture, self._tape, self._seal = capture.model, capture, capture._tape, seal
@@ -54,7 +54,7 @@ class Passes:
 
     @contextmanager
     def deaf(self) -> Iterator[None]:
-        """Gradients that come back are not a step's."""
+        """Inside, gradients that come back are not part of a step."""
         before, self._tape.deaf = self._tape.deaf, True
         try:
             yield
@@ -67,15 +67,15 @@ class Passes:
     def _unknown(
         self, inputs: Any, tensors: list[Any], key: Any, expected: int | None, *, aside: bool, faint: Structure | None
     ) -> tuple[int, list[Structure], Any, bool] | None:
-        """Of a pass that no structure is known for: examples, structures, key and whether it was proved now. None: an evaluation.
+        """For a pass without a known structure: examples, structures, key, and whether it was proved just now. None: an evaluation.
 
         Args:
             inputs: of the model.
             tensors: among them.
-            key: what else the pass is known by.
-            expected: how many examples it has, if that was said.
-            aside: it may be an evaluation.
-            faint: a structure that was proved, and is enough if these data show no more.
+            key: what else identifies the pass.
+            expected: how many examples it has, if announced.
+            aside: whether it may be an evaluation.
+            faint: a proved structure that is sufficient if these data show nothing more.
         """
         if expected == 0 or not self._whole:
             return (examples_of(inputs) or [0])[0] if expected is None else expected, [], key, False
@@ -100,7 +100,7 @@ class Passes:
     def _proved(
         self, inputs: Any, B: int, *, for_good: bool = True, again: bool = False, faint: Structure | None = None
     ) -> Structure:
-        """Prove and remember; ``faint``: proved, and enough if these data show no more. Raises NotIsolated, for good, or CaptureError."""
+        """Prove and remember; ``faint`` suffices if these data show nothing more. Raises NotIsolated (for good) or CaptureError."""
         with self._kept(for_good=for_good, again=again):
             structure = self._trials.proved(inputs, B, faint) if B > 1 else self._trials.proved_of_one(inputs)
         if structure is faint:
@@ -110,7 +110,7 @@ class Passes:
 
     @contextmanager
     def _kept(self, *, for_good: bool, again: bool) -> Iterator[None]:
-        """Proofs inside are no part of a pass; what they refuse stays refused, if it is for good. ``again``: it looks proved."""
+        """Proofs inside are not part of a pass; a refusal for good is remembered. ``again``: the pass looks like a proved one."""
         running, self.running = self.running, []
         try:
             yield
@@ -129,7 +129,7 @@ class Passes:
             self._trials.repeat(structure, inputs, B)
 
     def _counted(self, inputs: Any) -> int:
-        """How many examples the inputs hold, if nobody has said it: of the first tensor, its first or second dimension."""
+        """How many examples the inputs hold, if not announced: the first or second dimension of the first tensor."""
         numbers = examples_of(inputs)
         if not numbers:
             self._tape.fail("The number of examples cannot be told from the model's inputs. Call capture.examples(count) first.")
@@ -141,7 +141,7 @@ class Passes:
 
     @eagerly
     def _tried(self, here: Pass, made: int, output: Any) -> None:
-        """A pass of a proof is over."""
+        """End a pass of a proof."""
         assert self._trials.runs is not None
         if here.course is not None:
             self._trials.heard(here.course)
@@ -168,7 +168,7 @@ class Passes:
             self._read_anew(here, here.structure, Run(floats(output), here.calls, _edges(here.calls), made))
 
     def _read_anew(self, here: Pass, structure: Structure, run: Run) -> None:
-        """By one of the structures that it may have; a pass that looks otherwise than the proved ones is proved first."""
+        """Read the pass by one of its candidate structures; one that differs from the proved ones is proved first."""
         if any(self._read(here, s, run) for s in here.candidates):
             return
         if (not here.fresh or self._trials.lifts) and self._whole:
@@ -190,7 +190,7 @@ class Passes:
         self.known.saw(here.key, structure, run.nodes, here.course)
 
     def _fused(self, structure: Structure) -> str:
-        """Of a compiled pass: what the examples share is in one operation with them. Layers with a rule are used by what holds them."""
+        """For a compiled pass in which shared values and examples meet in one operation: read the layers that have a rule by the rule."""
         layers = {site.path for site in self._capture._sites}
         shared = {number[0].path for number, place in structure.places.items() if place.layout.kind is Kind.SHARED}
         holders = shared | {name.rpartition(".")[0] for name in structure.bare}
@@ -202,7 +202,7 @@ class Passes:
         )
 
     def _read(self, here: Pass, structure: Structure, run: Run) -> bool:
-        """Whether the pass is as it was proved; then it is read."""
+        """Read the pass if it is as proved; returns whether it is."""
         B, course = here.examples, here.course
         same_nodes = structure.nodes is None or structure.routed or run.nodes in structure.nodes
         if not same_nodes or not structure.matches(run.calls, B):
@@ -218,7 +218,7 @@ class Passes:
         return True
 
     def _require_first(self, here: Pass) -> None:
-        """All calls have the examples where their rules expect them."""
+        """Require that all calls have the examples where their rules expect them."""
         for call in here.calls:
             shape = call.shapes[0] if call.shapes else ()
             if len(shape) <= call.site.dim or (shape[call.site.dim] != here.examples and not is_packed(call)):
@@ -231,7 +231,7 @@ class Passes:
 
 
 def is_evaluation(tensors: list[Any], expected: int | None, *, aside: bool) -> bool:
-    """A pass that is no part of the step, in evaluation mode or within an open batch: of another number of examples than was said.
+    """Whether a pass is not part of the step: in evaluation mode or within an open batch, with another number of examples than announced.
 
     A gradient that comes back from it is refused.
     """
@@ -239,12 +239,12 @@ def is_evaluation(tensors: list[Any], expected: int | None, *, aside: bool) -> b
 
 
 def _may_hold(tensors: list[Any], examples: int) -> bool:
-    """Whether some tensor has a dimension for so many examples."""
+    """Whether some tensor has a dimension of this size."""
     return any(n and n % examples == 0 for t in tensors for n in t.data.shape[:2]) if examples else True
 
 
 def _place_all(here: Pass) -> None:
-    """Of one example alone everything is its own, wherever its dimension is."""
+    """For a single example: everything is its own, in whatever dimension."""
     for call in here.calls:
         dims = call.site.rule.dims(call.site.module, len(call.shapes))
         own = is_packed(call) or all(len(s) > d and s[d] == here.examples for s, d in zip(call.shapes, dims, strict=True))
@@ -258,5 +258,5 @@ def _require_held(here: Pass, structure: Structure) -> None:
 
 
 def _edges(calls: list[Call]) -> dict[Call, Sequence[GradientEdge | None]]:
-    """Where the graph has the outputs of each call, for as long as somebody holds the pass: the calls forget it."""
+    """The graph edges of each call's outputs, for as long as the pass is alive; the calls themselves do not keep them."""
     return {call: call.edges for call in calls}

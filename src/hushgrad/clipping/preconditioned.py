@@ -1,8 +1,8 @@
-"""Gradients that are scaled coordinate by coordinate before they are clipped.
+"""Scales gradients coordinate by coordinate before they are clipped.
 
-Norms and sums are those of s ⊙ G_i, where s is public. No product form survives a factor of its own for every coordinate, so each
-example's scaled gradient is formed; from then on it is an example's gradient like any other, and it is clipped by the norm of what was
-formed. That takes as many copies of the parameters as a micro-batch has examples.
+Norms and sums are those of s ⊙ G_i, where s is public. With a factor for every coordinate no product form is left, so each example's scaled
+gradient is formed; then it is handled like any per-example gradient, and clipped by the norm of what was formed. That takes as many
+copies of the parameters as a micro-batch has examples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["precondition"]
 
 
 class _Formed(Rule):
-    """A call whose gradients are all there."""
+    """A call whose per-example gradients all exist."""
 
     hot = False
 
@@ -28,7 +28,7 @@ class _Formed(Rule):
 
 
 class _FormedFromPositions(_Formed):
-    """The same for a layer whose rows were put together by example."""
+    """The same for a layer whose rows were grouped by example."""
 
     positions = True
 
@@ -37,7 +37,7 @@ _FORMED = {False: _Formed(), True: _FormedFromPositions()}
 
 
 def precondition(calls: Iterable[Call], scales: Mapping[str, Tensor]) -> None:
-    """Put s ⊙ G_i in the place of every example's gradient; ``scales`` has s by the parameter's name, in its shape."""
+    """Replace every example's gradient by s ⊙ G_i; ``scales`` has s by the parameter's name, in its shape."""
     for call in calls:
         record = call.record
         assert record is not None

@@ -1,4 +1,4 @@
-"""What a proof asks of a capture, and what the hooks of a pass that was proved say to it."""
+"""What proofs, and hooks of proved passes, need from a capture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ProofInterface"]
 
 
 class ProofInterface(Collecting):
-    """The part of a capture that proofs know."""
+    """The part of a capture that proofs use."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -30,12 +30,12 @@ class ProofInterface(Collecting):
         return self._names.get(id(leaf))
 
     def routed(self, calls: list[Call]) -> None:
-        """Rows are chosen by the data: sites that were not called, or on no rows, may get no gradient."""
+        """Note that the data choose rows: sites that were not called, or on no rows, may get no gradient."""
         busy = {name for c in calls if all(len(s) and s[0] for s in c.shapes) for name in c.site.full.values()}
         self._tape.batch().routed = frozenset(name for site in self._sites for name in site.full.values()) - busy
 
     def refuse_detached(self) -> None:
-        """No output of a pass has a graph, though it had one in the proof."""
+        """Refuse a pass whose outputs have no graph, though they had one in the proof."""
         require_unmerged(self.model)
         self._tape.fail(
             "The outputs of the model require no gradient in this pass, as behind a reentrant checkpoint whose inputs require none. Use "
@@ -43,7 +43,7 @@ class ProofInterface(Collecting):
         )
 
     def refuse_around(self, shape: tuple[int, ...], g: Tensor) -> None:
-        """A gradient comes back through an output that is no example's."""
+        """Refuse a gradient through an output that belongs to no example."""
         if not self._tape.deaf and bool(g.any()):
             self._tape.fail(
                 f"The loss uses an output of the model, of the shape {shape}, that is made of all examples together, so it cannot be told "
@@ -51,7 +51,7 @@ class ProofInterface(Collecting):
             )
 
     def refuse_beyond(self, beyond: Callable[[Tensor], bool], g: Tensor) -> None:
-        """A gradient comes back to positions that an example has because another one is longer."""
+        """Refuse a gradient at padded positions, which an example has only because another one is longer."""
         if not self._tape.deaf and beyond(g):
             self._tape.fail(
                 "The loss uses positions of an output beyond the length of their example, which are there as another is longer. Mask "
@@ -59,7 +59,7 @@ class ProofInterface(Collecting):
             )
 
     def bare_call(self, name: str) -> Call:
-        """The use of a parameter in this batch that no site sees: it is read at the frontier."""
+        """The use, in this batch, of a parameter outside of captured modules: it is read at the frontier."""
         batch, p = self._tape.batch(), self._params[name]
         if name not in batch.bare:
             if name not in self._bare:
@@ -68,11 +68,11 @@ class ProofInterface(Collecting):
         return batch.bare[name]
 
     def watched(self, forget: Callable[[], None]) -> None:
-        """Hooks on nodes of this batch's graph read for as long as the batch is remembered; ``forget`` lets go of what they know."""
+        """Keep frontier hooks active while the batch is remembered; ``forget`` releases what they hold."""
         self._tape.batch().watched.append(forget)
 
     def refuse_gone(self) -> None:
-        """A gradient comes back to the frontier of a pass that is forgotten."""
+        """Refuse a gradient that reaches the frontier of a forgotten pass."""
         if not self._tape.deaf:
             self._tape.fail(
                 "A gradient came back from an earlier batch, after it was collected or a later forward began. Run backward for each batch "
@@ -101,15 +101,15 @@ class ProofInterface(Collecting):
 
 
 class _Given(Clipper):
-    """Weights that are given, for a proof."""
+    """A clipper with given weights, for a proof."""
 
     def __init__(self, given: Tensor) -> None:
         self._given = given
 
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """As they were given, whatever the norms."""
+        """The given weights, whatever the norms."""
         return self._given.to(sq_norms)
 
     def sensitivity(self, relation: Relation) -> float:
-        """Nothing of this is released."""
+        """Infinite: nothing computed with it is released."""
         return float("inf")

@@ -1,4 +1,4 @@
-"""B cotangents pulled back through one graph: at once, or one after the other where an operation cannot be mapped over."""
+"""Pulls B cotangents back through one graph: at once, or one by one if an operation does not support vmap."""
 
 from __future__ import annotations
 

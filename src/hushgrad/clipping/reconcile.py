@@ -1,4 +1,4 @@
-"""What a step may be refused for, once its passes are over and before its noise is drawn."""
+"""Reasons to refuse a step, checked after its passes and before its noise is drawn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is kept of one call of a layer, the weights that follow from its norms, and the sum that its gradients are added to.
+"""The record of one call of a layer, the weights computed from its norms, and the sum that its gradients are added to.
 
-Most parameters get one contribution in a step. It is written, not added to zeros: an ordinary backward pass does no more. Later
+Most parameters get one contribution in a step. It is written, not added to zeros, as in an ordinary backward pass. Later
 contributions (micro-batches, tied weights, a module called twice) are added in place.
 """
 
@@ -70,19 +70,19 @@ class Record:
         return g
 
     def among(self, examples: int) -> int:
-        """The number of examples that a choice between formulas goes by: a public one where there is one.
+        """The number of examples by which a formula is chosen: a public one if there is one.
 
-        Formulas round otherwise. If one more record made all others take another, it would move the sum by their roundings.
+        Formulas round differently. If one more record switched the formula for all others, it would move the sum by their roundings.
         """
         return examples if self.most is None else self.most
 
     @property
     def complete(self) -> bool:
-        """The per-example gradients of all parameters are there."""
+        """Whether the per-example gradients of all parameters exist."""
         return len(self.kept) + len(self.pieces) == len(self.names)
 
     def join(self) -> None:
-        """One block for each parameter's gradients from now on."""
+        """Put each parameter's gradients into one block."""
         self.kept |= {name: pieces.whole for name, pieces in self.pieces.items()}
         self.pieces = {}
 
@@ -96,7 +96,7 @@ class Record:
 
 
 def clipped(clipper: Clipper, rows: Sequence[Tensor], factor: float, dtype: torch.dtype | None = None) -> Clipped:
-    """:meth:`Clipper.clip`; of a ball in one call, where the C library can do it."""
+    """:meth:`Clipper.clip`; for flat clipping one call of the C library, if it can be used."""
     library, kind = _fused._LIBRARY, type(clipper)
     single, dtype = dtype is torch.float32, dtype or torch.float64
     if library is None or kind.weights is not _BALL or kind.clip is not Clipper.clip or not (single or dtype is torch.float64):
@@ -112,16 +112,16 @@ def clipped(clipper: Clipper, rows: Sequence[Tensor], factor: float, dtype: torc
 
 
 class Form(NamedTuple):
-    """What a sum is like, where no tensor is."""
+    """Shape, dtype and device of a sum for which there is no tensor."""
 
     shape: torch.Size
     device: torch.device
 
 
 class Pieces(NamedTuple):
-    """Per-example gradients of consecutive examples, in blocks that fit into the gaps which released activations leave.
+    """Per-example gradients in blocks of consecutive examples, small enough for the gaps that freed activations leave.
 
-    One block for all examples would be larger than any gap, and the process would grow by it.
+    A single block would be larger than any gap, and the process would grow by it.
     """
 
     parts: tuple[Tensor, ...]
@@ -159,7 +159,7 @@ class Sum:
 
     @property
     def done(self) -> Tensor:
-        """What is handed out when all has been added."""
+        """The result, when everything has been added."""
         return self.buffer if self.tensor is None else self.tensor
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
@@ -167,7 +167,7 @@ class Sum:
         self.buffer.index_add_(0, ids, values)
 
     def add(self, term: Tensor) -> None:
-        """Add ``term``, which is the sum's from now on: nobody else may hold it."""
+        """Add ``term``, which the sum then owns: nothing else may hold it."""
         if self.tensor is not None:
             self.tensor.add_(term)
         elif term.dtype is self._dtype and term.is_contiguous() and term.shape == self._like.shape:
@@ -211,7 +211,7 @@ class Sum:
             self.buffer.addmm_((h.double() * w.unsqueeze(1)).t(), y.double())
 
     def rows(self, part: slice | int) -> Sum:
-        """Some rows of this sum, or one, as a sum of their own that shares its memory."""
+        """Some rows, or one, as a sum of their own that shares memory."""
         buffer = self.buffer[part]
         return Sum(buffer, self._dtype, buffer)
 
@@ -258,7 +258,7 @@ def _rows(G: Tensor) -> Tensor:
 
 
 def versions_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
-    """How often each input tensor was changed in place (tensors made in inference mode do not count)."""
+    """The version counters of the input tensors (tensors made in inference mode have none)."""
     found = []  # not a comprehension: it is one more call, of which a step has many
     for v in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(v, Tensor):

@@ -38,9 +38,9 @@ class Use(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All uses over the same ``size`` units, of which the last ``padding`` fill a batch up and have weight 0.
+    """All uses over the same ``size`` units; the last ``padding`` of them are padding, with weight 0.
 
-    ``fixed``: every batch is filled up to one size, and on a device no operation may tell how far.
+    ``fixed``: every batch is padded to one size, and on a device no operation may depend on how far.
     """
 
     size: int
@@ -50,9 +50,9 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one group contributed beside its sums.
+    """What one group contributed besides its sums.
 
-    ``counted``: only the first so many norms and weights are those of examples; the other norms are ``FILLED``. None: all are.
+    ``counted``: only the first so many norms and weights belong to examples; the other norms are ``FILLED``. None: all do.
     """
 
     norms: Tensor
@@ -62,12 +62,12 @@ class Part(NamedTuple):
 
     @property
     def taken(self) -> int:
-        """How many examples, or units."""
+        """The number of examples, or units."""
         return len(self.norms) if self.counted is None else self.counted
 
 
 def together(parts: list[Part]) -> list[Part]:
-    """The same in one part, once they are many: tensors of a few numbers take far more memory than these."""
+    """Merge many parts into one: small tensors take far more memory than their numbers."""
     if len(parts) < _MANY:
         return parts
     norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
@@ -78,7 +78,7 @@ def together(parts: list[Part]) -> list[Part]:
 def add_clipped(
     group: Group, clipper: Clipper, sums: dict[str, Sum], scale: float, certificate: Certificate | None = None
 ) -> Part:
-    """``sums[name] += scale * sum_i w_i G_i``; the calls are released one by one. For a certificate, in double precision."""
+    """``sums[name] += scale * sum_i w_i G_i``; calls are freed one by one. With a certificate, in double precision."""
     order = list(sums)
     grouping = clipper.groups(order)
     columns = None if grouping is None else dict(zip(order, grouping, strict=True))
@@ -125,7 +125,7 @@ def add_clipped(
 
 
 def _measured(group: Group, *, wide: bool) -> tuple[dict[str, Tensor], dict[str, Mass]]:
-    """The squared norms of each parameter's gradient, one for each unit, and the masses where they are more than the norms."""
+    """Each parameter's squared gradient norms, one for each unit, and the masses where they exceed the norms."""
     by_name: dict[str, list[tuple[Use, str]]] = {}
     for use in group.uses:
         for local, name in use.call.site.full.items():
@@ -160,9 +160,9 @@ def _add_use(use: Use, weights: Tensor, columns: Columns, finite: Tensor, sums: 
 
 
 def _replaced(record: Record, rule: Rule, finite: Tensor) -> Record | None:
-    """Examples without a finite norm (0 * NaN is NaN) replaced by a copy of another, of which their weight 0 makes nothing.
+    """Replace examples without a finite norm by a copy of another one, since 0 * NaN is NaN; their weight is 0. None: there is no other.
 
-    The batch keeps its shape, which would tell how many there are, and on which all roundings depend. None: there is no other.
+    The batch keeps its shape: that would reveal how many there are, and all roundings depend on it.
     """
     good = finite.nonzero().flatten()
     if not len(good):

@@ -1,4 +1,4 @@
-"""How many examples were rejected, counted when it is asked for: on a device a count would have to be waited for."""
+"""Counts rejected examples on request: on a device, counting in each step would mean waiting for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Counted = int | Tensor  # a number, or squared norms of which those count that a
 
 
 def joined(parts: Sequence[Counted]) -> Counted:
-    """Of several micro-batches together."""
+    """Merge those of several micro-batches."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     return torch.cat(tensors) if tensors else sum(part for part in parts if isinstance(part, int))
 
@@ -28,7 +28,7 @@ class Rejected:
         self._waiting: list[Tensor] = []
 
     def add(self, rejected: Counted) -> None:
-        """Those of one step."""
+        """Add those of one step."""
         if isinstance(rejected, int):
             self._known += rejected
             return

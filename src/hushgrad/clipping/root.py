@@ -1,9 +1,9 @@
 """The hooks on the whole model: every pass is read by a structure that was proved.
 
-A structure is proved on the first pass that looks like it, and again at a few later steps. It is kept under what the passes have in
-common: the inputs' sizes without the number of examples, and every plain attribute of the modules. Here is the way of a pass that was
-proved before; one that does something else inside (other sizes, more or fewer operations, rows in another order) is proved, or read by
-tags, before its gradients count (:mod:`hushgrad.clipping.passes`).
+A structure is proved on the first pass of its kind, and again at a few later steps. It is stored under what such passes have in
+common: the inputs' sizes without the number of examples, and every plain attribute of the modules. This file has the short path of a
+pass that was proved before; one that does something else inside (other sizes, more or fewer operations, rows in another order) is proved,
+or read by tags, before its gradients count (:mod:`hushgrad.clipping.passes`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TENSORS = {Tensor}
 
 
 class Pass:
-    """One call of the model. ``candidates`` are the structures that it may have; ``fresh``: they were proved by itself."""
+    """One call of the model. ``candidates`` are the structures that it may have; ``fresh``: it was itself used for their proof."""
 
     packing: Packing | None = None
     fast: bool | None = None  # attention's fast path, as it was
@@ -97,7 +97,7 @@ class Root(Passes):
     """Tells each call of a pass where its examples are."""
 
     def hooks(self) -> list[Any]:
-        """Attach; the handles to detach with."""
+        """Attach; returns the handles to detach with."""
         return [
             self.model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             self.model.register_forward_hook(self._exit, with_kwargs=True, always_call=True),
@@ -146,7 +146,7 @@ class Root(Passes):
         here.enter(training=self.model.training, watched=self._seal and (proving or here.structure is not None))
 
     def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
-        """The pass over these inputs, by structures that were proved, now if need be. None: an evaluation."""
+        """The pass over these inputs, with structures that were proved, now if necessary. None: an evaluation."""
         tensors = data = [*args]
         if kwargs or {*map(type, args)} != _TENSORS:  # most models are given tensors, and nothing else
             tensors = leaves((args, kwargs) if kwargs else args)
@@ -198,7 +198,7 @@ class Root(Passes):
             call.edges = ()  # nodes of the graph know the call: a circle
 
     def _as_usual(self, here: Pass, made: int, output: Any) -> bool:
-        """The usual pass: one output, and the calls and operations that were proved, all as rules expect them, in proved sizes."""
+        """Whether this is an ordinary pass: one output, and the proved calls and operations, in proved sizes and canonical layouts."""
         structure, examples, shapes = self._usual
         if structure is None or structure is not here.structure or structure.nodes is None:
             return False

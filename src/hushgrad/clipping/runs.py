@@ -1,4 +1,4 @@
-"""Runs of a model with the examples in sight: where they are in each tensor, and what depends on them."""
+"""Runs a module while tracking where the examples are in each tensor, and what depends on them."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def traced_run(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> Run:
 def run_with_others(
     module: nn.Module, args: Any, kwargs: Any, batch: Batch, *, factor: float | None, own: int = 0, inner: Collection[Call] = ()
 ) -> Run:
-    """Run where all examples but ``own`` are in other places, and floats somewhat changed and times ``factor``; None: like ``own``.
+    """Run with all examples but ``own`` permuted, and their floats perturbed and multiplied by ``factor``; None: all equal to ``own``.
 
-    ``inner`` are the calls whose outputs are wanted, too.
+    ``inner`` are the calls whose outputs are returned as well.
     """
     others, run = torch.tensor([j for j in range(batch.examples) if j != own]), Run([], [], {})
     order = torch.full((batch.examples,), own)
@@ -146,7 +146,7 @@ def run_with_others(
 
 
 def run_turned(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """What the examples give in their order, and, each in its place, what they give in the opposite one; nothing is drawn."""
+    """The outputs for the examples in their order, and for the reversed order with rows put back; without randomness."""
 
     def turned(t: Any) -> Any:
         axis = batch.axis(t)
@@ -180,7 +180,7 @@ def _each_call(module: nn.Module, see: Callable[[Call, Any], Any]) -> Iterator[N
 
 
 def same(a: Tensor, b: Tensor, *, scale: float | None = None) -> bool:
-    """Equal up to what another order of summation may do to numbers as large as these (``scale``: as those of which they are a part)."""
+    """Equal up to the rounding of sums in another order, for numbers of this size (``scale``: of the numbers that these are a part of)."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4
@@ -194,12 +194,12 @@ def same(a: Tensor, b: Tensor, *, scale: float | None = None) -> bool:
 
 
 def largest(t: Tensor) -> float:
-    """The largest of these numbers that is finite, without its sign."""
+    """The largest absolute value among the finite numbers."""
     return float(t.nan_to_num(0, 0, 0).abs().max()) if t.numel() else 0.0
 
 
 def _pieces(t: Tensor) -> Sequence[Tensor]:
-    """Some rows after the others: outputs are the largest thing that there is, and double precision has copies of it."""
+    """Rows in chunks: outputs are large, and double precision copies them."""
     return t.split(max(1, _PIECE * len(t) // max(1, t.numel()))) if t.dim() and len(t) else (t,)
 
 
@@ -212,7 +212,7 @@ def detached(value: Any) -> Any:
 
 
 class _Shared:
-    """A tensor that is taken for no example's."""
+    """A tensor that counts as shared by all examples."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor

@@ -1,11 +1,11 @@
-"""The hooks on one captured module, and one call of it: its record, from the gradients that come back to it.
+"""The hooks on one captured module, and one call of it, with the record of the gradients that come back.
 
 Between its forward pre-hook and its forward hook a captured module runs on parameters that do not require gradients. Autograd
-therefore records only the way back to the *activations*, and ``backward`` computes no weight gradient that would be thrown away:
+therefore records only the path back to the *activations*, and ``backward`` computes no weight gradient that would be thrown away:
 the weighted sums of ``collect`` are the only ones. A parameter that is used anywhere else (``F.linear(x, other.weight)``) requires its
 gradient there, and is read at the frontier (:mod:`hushgrad.clipping.proof.graph`).
 
-The module's output is handed on as it is: a node of the graph to hang a hook on is all that is added.
+The module's output is passed on unchanged; only a graph node with a hook is added.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["Call", "Site"]
 class Call:
     """One call of a captured module; it becomes part of its batch when a gradient comes back to it.
 
-    ``place`` says where its examples are (None: not proved); ``rows`` the example of each row, where that follows no rule, and ``index``
-    that of each row which its rule takes for an example.
+    ``place`` says where its examples are (None: not proved); ``rows`` is the example of each row if there is no rule for it, and ``index``
+    that of each row which its rule treats as an example.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Call:
     take, require_all, _add_again = gradient_layout.take, gradient_layout.require_all, gradient_layout.add_again
 
     def add(self, grads: tuple[Tensor | None, ...], x: Tensor | None = None) -> None:
-        """Open the record, with ``x`` in the place of the input; or add a second loss over the same pass."""
+        """Open the record, with ``x`` in place of the input; or add a second loss over the same pass."""
         site, batch = self.site, self.batch
         tape, task = site.tape, backward_task()
         if batch is not tape.current or task in scaled_tasks or torch.is_grad_enabled():
@@ -104,7 +104,7 @@ class Call:
 
     @property
     def examples(self) -> int:
-        """Rows that the rule takes for examples."""
+        """How many rows the rule treats as examples."""
         return self.batch.examples if self.index is None or self.rule.positions else len(self.index)
 
     def units(self, units: Tensor | None) -> Tensor | None:
@@ -119,12 +119,12 @@ class Call:
         return record is not None and bool(record.grads) and self.versions != versions_of(record.args, record.kwargs)
 
     def stale_message(self) -> str:
-        """What to say then."""
+        """The error message for it."""
         path = self.site.path or "the model"
         return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
 
     def prepare(self) -> dict[str, Tensor]:
-        """The squared norms by local name, on a device perhaps not all; what is no longer needed is released."""
+        """The squared norms by local name (on a device perhaps not all); frees what is no longer needed."""
         if self.sq_norms is None:
             record = self.record
             assert record is not None
@@ -167,7 +167,7 @@ _root = super(torch.autograd.Function, _Root).apply
 
 
 class Site:
-    """A captured module, its rule, and the trainable parameters that it answers for, of which ``full`` has the names in the model."""
+    """A captured module, its rule, and its trainable parameters; ``full`` has their names in the model."""
 
     __slots__ = (
         "_folds", "_holders", "_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape",
@@ -188,7 +188,7 @@ class Site:
         self._off: list[tuple[list[nn.Parameter], Any, Inner | None] | None] = []
 
     def hooks(self) -> list[Any]:
-        """Attach; the handles to detach with."""
+        """Attach; returns the handles to detach with."""
         return [
             self.module.register_forward_pre_hook(self._before, with_kwargs=True),
             # Next to the forward itself: a hook that was there before may make another output of the module's own.
@@ -219,7 +219,7 @@ class Site:
         return None
 
     def _runs_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call computes otherwise if the parameters require no gradients, so that it gets a graph of its own."""
+        """Whether this call computes differently if the parameters require no gradients, so that it needs an inner graph."""
         return self.rule.folds(module, args, kwargs) and Inner.possible() and transform() is None
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -235,14 +235,14 @@ class Site:
         return self._watch(args, kwargs, output, memory, inner)
 
     def restore(self) -> None:
-        """Give back what a forward that was interrupted between the hooks (Ctrl-C) left turned off."""
+        """Restore what a forward that was interrupted between the hooks (Ctrl-C) left switched off."""
         for noted in self._off:
             for p in noted[0] if noted else ():
                 p.requires_grad = True
         self._off.clear()
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any, inner: Inner | None) -> Any:
-        """Wait for the gradient of this call's output."""
+        """Hook the output of this call."""
         tape = self.tape
         if transform() is not None:
             tape.refuse_transformed(self.path)
@@ -267,7 +267,7 @@ class Site:
         return output
 
     def _watch_one(self, call: Call, y: Tensor) -> tuple[Tensor, GradientEdge]:
-        """The output, and where the graph has the hook: that stays in it whatever happens to the output."""
+        """The output, and the graph edge with the hook, which stays whatever happens to the output."""
         # A module may return its own parameter, or a view of it (``self.position[:, :T]``); it requires gradients again by now.
         own, base = False, y._base if y.requires_grad else None
         for p in self.params if y.requires_grad else ():
@@ -290,7 +290,7 @@ class Site:
         return self.params[self.names.index(local)]
 
     def ready(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs and gradients as the rule gets them, in the precision of norms and sums: the very same tuple where they have it."""
+        """Inputs and gradients in the precision of norms and sums; the very same tuple if they have it already."""
         dtype = self.dtype
         for i, value in enumerate(values):
             if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point():

@@ -1,4 +1,4 @@
-"""Which modules are sites: those whose layer has a rule. All other parameters are read at the frontier."""
+"""Finds the modules to capture: those whose layer has a rule. All other parameters are read at the frontier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 
 
 def sites_of(tape: Tape, model: nn.Module, *, all_modules: bool = False) -> Iterator[Site]:
-    """One site for every module that owns trainable parameters and whose layer has a rule; ``all_modules``: or, else, the fallback's."""
+    """One site for every module that owns trainable parameters and has a rule; ``all_modules``: others get the fallback rule."""
     inside_subtree: set[int] = set()
     full = {id(p): name for name, p in model.named_parameters()}
     for path, module in model.named_modules():
@@ -57,5 +57,5 @@ def _listed(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def sum_dtype(p: Tensor) -> torch.dtype:
-    """The precision of a parameter's norms and sums, which need more bits than a half has."""
+    """The precision of a parameter's norms and sums; half precision has too few bits."""
     return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype

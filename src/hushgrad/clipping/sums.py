@@ -1,4 +1,4 @@
-"""Sums of other kinds: rounded once, with what they are added to; and of tables of which few rows are touched."""
+"""Special sums: rounded once together with what they are added to, and of tables of which few rows are touched."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Form", "Pieces", "RoundedSum", "RowSum", "Sum", "weighted_rows"]
 class RoundedSum(Sum):
     """``onto`` plus a sum in double precision, rounded to the precision of ``onto`` once, when the sum is complete.
 
-    With noise that nothing depends on in ``onto``, fl(S + Z) is a function of S + Z, so that rounding is post-processing and takes no
-    part in the certificate of S. Most parameters have one product, or some rows of a table: it waits until all is added, and the sum is
-    then never in memory as a whole.
+    If ``onto`` is noise that is independent of the sum, fl(S + Z) is a function of S + Z, so rounding is post-processing and not part of
+    the certificate of S. Most parameters have one product, or some rows of a table: it is deferred until everything is added, so that the
+    sum is never in memory as a whole.
 
     >>> total = RoundedSum(torch.empty(2), torch.float64, torch.ones(2))
     >>> total.add(torch.full((2,), 2.0**-30, dtype=torch.float64)), total.add(torch.full((2,), 0.5, dtype=torch.float64))
@@ -45,19 +45,19 @@ class RoundedSum(Sum):
         return super().buffer
 
     def add_outer(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
-        """As of every sum; the first one waits."""
+        """As in every sum; the first one is deferred."""
         if self.tensor is None and self._product is None and weights.dtype is not left.dtype:
             self._product = left, weights, right
         else:
             super().add_outer(left, weights, right)
 
     def add_rows(self, ids: Tensor, values: Tensor) -> None:
-        """They wait."""
+        """Deferred."""
         self._scattered.append((ids, values))
 
     @property
     def done(self) -> Tensor:
-        """``onto``, with the sum in it."""
+        """``onto`` plus the sum."""
         rounds = self._onto.dtype is not self._dtype  # else the kernel would add block by block to what is there
         if rounds and self.tensor is None and not self._scattered and self._product is not None:
             columns, rows, by = flattened(*self._product)
@@ -78,7 +78,7 @@ class RoundedSum(Sum):
 
 
 class RowSum(Sum):
-    """The sum of a table of which few rows are touched: a sparse tensor of these rows alone, in which a row may occur often.
+    """The sum of a table of which few rows are touched: a sparse tensor of these rows, in which a row may occur repeatedly.
 
     >>> total = RowSum(torch.empty(1000, 2), torch.float32)
     >>> total.add_rows(torch.tensor([7, 3, 7]), torch.ones(3, 2))

@@ -1,6 +1,6 @@
-"""The tape: what is rare between two collects, and everything about a batch that must not be guessed.
+"""The tape: rarer events between two collects, and everything about a batch that must not be guessed.
 
-What cannot be told apart for certain is refused with :class:`~hushgrad.errors.CaptureError`; the rest of it is
+What cannot be determined for certain is refused with :class:`~hushgrad.errors.CaptureError`; the common part is
 :class:`~hushgrad.clipping.collecting.Batches`.
 """
 
@@ -28,16 +28,16 @@ class Tape(Batches):
     """The live record of everything between two collects."""
 
     def __reduce__(self) -> tuple[Callable[[], Tape], tuple[()]]:
-        """A copy of a captured model (for averages, in a file) has copies of the hooks, but is an ordinary model: nobody would collect.
+        """A copy of a captured model (for averaging, in a file) has copies of the hooks but is an ordinary model: nothing would collect.
 
-        Nothing of the batch goes with it: what a pass has read are records.
+        Nothing of the batch is copied, since a pass has read private records.
         """
         return _silent, ()
 
     # Forward ---------------------------------------------------------------------------------------------------------
 
     def outside(self, call: Call, *, again: bool) -> None:
-        """A call that no pass through the model has made; ``again``: inside backward, where a checkpoint runs it once more."""
+        """A call that no pass through the model made; ``again``: inside backward, where a checkpoint recomputes it."""
         structure = call.batch.structure
         if again and structure is not None:
             places = {place for (site, _), place in structure.places.items() if site is call.site}
@@ -68,7 +68,7 @@ class Tape(Batches):
     # Backward --------------------------------------------------------------------------------------------------------
 
     def refuse_arrival(self, call: Call) -> NoReturn:
-        """A gradient reached a call that it may not reach."""
+        """Refuse a gradient that reached a call which it must not reach."""
         path = call.site.path or "the model"
         if torch.is_grad_enabled():
             self.fail(f"{path} was differentiated with create_graph=True; second derivatives cannot be split by example.")
@@ -82,7 +82,7 @@ class Tape(Batches):
         )
 
     def unproved(self, call: Call) -> NoReturn:
-        """A gradient came back to a call of which it is not known whose rows it has."""
+        """Refuse a gradient at a call whose rows have no known owner."""
         path = call.site.path or "The model"
         if not call.shapes and self.aside is not None:
             self.fail(f"A gradient came back from a pass that is none over the examples of the batch. {self.aside}")
@@ -101,7 +101,7 @@ class Tape(Batches):
         )
 
     def refuse_transformed(self, path: str) -> NoReturn:
-        """A module was called by a function that torch.func transforms."""
+        """Refuse a module called by a function that torch.func transforms."""
         self.fail(
             f"{path or 'The model'} was called inside of torch.func (vmap, grad, jvp), where no gradient of its output can be "
             "waited for. Call it on the whole batch, or have the module that does so run by example: "
@@ -109,7 +109,7 @@ class Tape(Batches):
         )
 
     def refuse_nested(self, who: str) -> NoReturn:
-        """A nested tensor has no rows of one size, and so no places for examples."""
+        """Refuse a nested tensor: its rows have no single size, so examples have no layout."""
         self.fail(
             f"{who} a nested tensor, in which it cannot be told whose row it is. Pad it (x.to_padded_tensor(0.0), with a mask of what is "
             "padding), or make a packed sequence of it (torch.nn.utils.rnn.pack_sequence)."
@@ -117,7 +117,7 @@ class Tape(Batches):
 
     @contextmanager
     def sandbox(self) -> Iterator[None]:
-        """Passes inside are a proof's own; afterwards everything is as it was."""
+        """Passes inside belong to a proof; afterwards everything is restored."""
         kept = dict(vars(self))
         self.batches, self.before_batch, self.silent = [], None, 0
         self.clear()
@@ -128,7 +128,7 @@ class Tape(Batches):
             vars(self).update(kept)
 
     def fail(self, message: str) -> NoReturn:
-        """Refuse, now and at the next collect: an error inside backward may be swallowed."""
+        """Refuse, now and again at the next collect: an error inside backward may be swallowed."""
         self.failure = message
         raise CaptureError(message)
 

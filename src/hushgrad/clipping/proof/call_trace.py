@@ -66,7 +66,7 @@ _SIZED = frozenset(
         "repeat reshape select split split_with_sizes tensor_split tile unflatten unfold view zeros"
     ).split()
 )
-# A factor, shift or threshold blocks everything if it is 0, passes too little to be seen if it is tiny, changes nothing if it is 1, and passes
+# A factor, shift or threshold blocks everything if it is 0, passes too little to be seen if tiny, changes nothing if it is 1, and passes
 # anything if it is huge. Counts, ranks and sums of a batch reach a bound or not, and an exponent or divisor amplifies small differences: so
 # magnitudes are compared as powers of four (the seal's crowds exceed the batch by that factor). A schedule stays within a few kinds. A
 # small integer may be a dimension, and counts as it is.
