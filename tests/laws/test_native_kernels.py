@@ -16,7 +16,7 @@ from hushgrad import _universal, native
 from hushgrad._universal import Seen, UniversalHash
 from hushgrad.accounting.pld.bounds import convex
 from hushgrad.clipping import Automatic, Flat, _fused, mass, record, sums
-from hushgrad.clipping.rules import conv, linear
+from hushgrad.clipping.rules import conv, experts, linear
 from hushgrad.denoise import _fused as denoise_fused
 from hushgrad.denoise import _geometric, second_moment
 from hushgrad.noise import _chacha, _kernel
@@ -303,6 +303,15 @@ def gram(b: Bench) -> Any:
     return b.without(_fused, "_LIBRARY", lambda: [mass.gram(x)])
 
 
+def group_norms(b: Bench) -> Any:
+    rows, examples = b.size(1, 300), b.size(1, 9)
+    owner, expert = (torch.from_numpy(b.rng.integers(0, n, rows)) for n in (examples, 4))
+    left, right = b.tensor(rows, b.size(1, 70)), b.tensor(rows, b.size(1, 300))
+    routed = experts.Routed(left, right, owner, expert, examples, 4)
+    counts = torch.bincount(routed.group, minlength=4 * examples)
+    return b.without(_fused, "_LIBRARY", lambda: list(experts.group_norms(routed, counts)))
+
+
 def wide_sums(b: Bench) -> Any:
     x, g = outer(b)
     weights, onto = b.tensor(len(x)).double(), b.tensor(g.shape[1], x.shape[1])
@@ -350,6 +359,7 @@ CASES: dict[str, Callable[[Bench], Any]] = {
     "kernel_gradients": kernel_gradients,
     "sq_norms": sq_norms,
     "gram": gram,
+    "group_norms": group_norms,
     "wide_sums": wide_sums,
     "wide_kept": wide_kept,
     "smooth": smooth,

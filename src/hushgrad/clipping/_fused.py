@@ -25,6 +25,7 @@ __all__ = [
     "add_pieces",
     "add_wide_sums",
     "gram",
+    "group_norms",
     "kernel_gradients",
     "sq_norms",
     "total",
@@ -62,6 +63,31 @@ def gram(x: Tensor) -> Tensor | None:
 
     _shared(B, max(1, _SHARE // max(1, T * T * d)), work)
     return out
+
+
+def group_norms(left: Tensor, right: Tensor, rows: Tensor, starts: Tensor, wild: float) -> tuple[Tensor, Tensor] | None:
+    """``‖sum_r left_r right_r^T‖²`` and ``sum_r ‖left_r‖ ‖right_r‖`` of each group of rows, in double precision.
+
+    Args:
+        left: (any, m).
+        right: (any, n).
+        rows: of all groups, one group after the other.
+        starts: where in ``rows`` each group begins, and the last one ends.
+        wild: a squared norm of a row above which the second is infinite.
+    """
+    if _LIBRARY is None or not _fit(left, right) or not rows.is_contiguous() or not starts.is_contiguous():
+        return None
+    library, groups, m, n = _LIBRARY, len(starts) - 1, left.shape[1], right.shape[1]
+    norms, masses = torch.empty(groups, dtype=torch.float64), torch.empty(groups, dtype=torch.float64)
+    at = left.data_ptr(), m, right.data_ptr(), n, rows.data_ptr()
+    first, *to = starts.data_ptr(), norms.data_ptr(), masses.data_ptr()
+
+    def work(some: range) -> None:
+        here = 8 * some.start
+        library.group_norms(*at, first + here, len(some), wild, to[0] + here, to[1] + here)
+
+    _shared(groups, max(1, _SHARE * groups // max(1, len(rows) ** 2 // max(1, groups) * (m + n))), work)
+    return norms, masses
 
 
 def add_wide_sums(x: Tensor, g: Tensor, weights: Tensor, out: Tensor, *, fresh: bool = False) -> bool:

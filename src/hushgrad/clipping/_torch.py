@@ -48,6 +48,7 @@ __all__ = [
     "push_packing",
     "refuse_tracing",
     "retains",
+    "rows_listed",
     "saved",
     "set_grad",
     "transform",
@@ -238,6 +239,16 @@ def left_alone() -> None:
 def memory_of(tensor: Tensor) -> int:
     """Identifies a tensor's memory while it lives, also for tensors without an address: sharded, quantised or fake ones."""
     return tensor.untyped_storage()._cdata
+
+
+def rows_listed(node: Node) -> tuple[Tensor, Sequence[int]] | None:
+    """Of ``x[index]`` with one list of whole rows: the list, counted from the first row on, and the shape of x."""
+    indices: Sequence[Tensor | None] = node._saved_indices if node.name() == "IndexBackward0" else ()
+    rows = indices[0] if len(indices) == 1 else None
+    if rows is None or rows.dtype is not torch.int64 or rows.dim() != 1:
+        return None
+    shape = node._saved_self_sym_sizes
+    return rows % shape[0] if shape[0] else rows, shape
 
 
 def saved(node: Node, name: str) -> Tensor | None:

@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 2413476112
+ABI = 2172374827
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -165,6 +165,7 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "kernel_gradients": (None, (ctypes.POINTER(Geometry), At, At, Size, At, At, At)),
         "sq_norms": (None, (At, Size, Size, At)),
         "gram": (None, (At, Size, Size, Size, Size, Size, Size, At, At)),
+        "group_norms": (None, (At, Size, At, Size, At, At, Size, Double, At, At)),
         "wide_sums": (None, (At, Size, At, Size, At, Size, Size, Size, At, At, At, Int)),
         "wide_kept": (None, (At, Size, At, Size, Size, Size, At)),
         "smooth": (None, (ctypes.POINTER(Signal), Size, Size, At)),
@@ -209,6 +210,7 @@ REFERENCES: dict[str, tuple[str, bool]] = {  # what a kernel is compared with, a
     "kernel_gradients": ("hushgrad.clipping.rules.conv.per_example_kernel", False),
     "sq_norms": ("hushgrad.clipping.mass.sq_norm", False),
     "gram": ("hushgrad.clipping.mass.gram", False),
+    "group_norms": ("hushgrad.clipping.rules.experts.group_norms", False),
     "wide_sums": ("hushgrad.clipping.sums.Sum.add_outer", False),
     "wide_kept": ("hushgrad.clipping.sums.weighted_rows", False),
     "smooth": ("hushgrad.denoise._geometric._by_products", False),

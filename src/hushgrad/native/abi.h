@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 2413476112
+#define HUSHGRAD_ABI 2172374827
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -218,6 +218,12 @@ void hushgrad_sq_norms(const float *x, size_t rows, size_t n, double *out);
  * PANEL_DEPTH (PANEL_ROWS + rows rounded up to PANEL_COLUMNS) doubles. Reference, to rounding: hushgrad.clipping.mass.gram. */
 void hushgrad_gram(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
                    double *room, double *out);
+
+/* ‖sum_r left_r right_r^T‖² and sum_r ‖left_r‖ ‖right_r‖ of each group of rows, for left (any, m) and right (any, n); group e has the rows
+ * rows[starts[e]] to rows[starts[e + 1] - 1]. The second is infinite where a squared norm is above `wild`.
+ * Reference, to rounding: hushgrad.clipping.rules.experts.group_norms. */
+void hushgrad_group_norms(const float *left, size_t m, const float *right, size_t n, const size_t *rows, const size_t *starts,
+                          size_t groups, double wild, double *sq_norms, double *masses);
 
 /* out (p, d) = sum_i weights[i] g_i x_i^T, for x (rows, d) and g (rows, p): columns `first` to `first + some` of g; added to what is
  * there if `add`. With `onto` (p, d), and at most PANEL_DEPTH rows, `out` is not touched: the complete sum is added to `onto` in double

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hushgrad.clipping._torch import Node, input_metadata, input_shape
+from hushgrad.clipping._torch import Node, input_metadata, input_shape, rows_listed
 from hushgrad.clipping.layout import NOBODY
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Border, Graph
@@ -154,6 +154,9 @@ def _moved(here: _Pass, node: Node, move: Move, arrived: dict[int, Tensor]) -> d
     if not any(move.inputs):
         return {}
     examples = len(here.numbers[0])
+    listed = _listed(node, move, arrived, examples)
+    if listed is not None:
+        return listed
     counts = sent(node, move, torch.ones(examples, dtype=torch.float32), arrived)
     made: dict[int, Tensor] = {}
     for numbers in here.numbers:
@@ -172,6 +175,31 @@ def _moved(here: _Pass, node: Node, move: Move, arrived: dict[int, Tensor]) -> d
             if not torch.equal(z, n * numbers.to(z)[owners.clamp(min=0)]):
                 raise LookupError(node.name())
     return made
+
+
+def _listed(node: Node, move: Move, arrived: dict[int, Tensor], examples: int) -> dict[int, Tensor] | None:
+    """The same of ``x[index]`` with one list of whole rows, from the list itself; None of anything else."""
+    (to,), into = move.outputs if len(move.outputs) == 1 else (None,), move.inputs[0]
+    rows, made = rows_listed(node), input_metadata(node)[0].shape
+    if rows is None or into is None or to is None or (to.dim if to.regular else 0) or (into.dim if into.regular else 0):
+        return None
+    index, shape = rows
+    if not (to.fits(made, examples) and into.fits(shape, examples)):
+        return None
+    owners = to.at(made, examples).numbers(examples).to(index.device) if to.regular else arrived[0]
+    if len(owners) != len(index):
+        return None
+    own = owners >= 0
+    index, owners = index[own], owners[own]
+    found = index.new_full((shape[0],), NOBODY).index_put_((index,), owners)
+    if not torch.equal(found[index], owners):  # rows of two examples came from one
+        raise LookupError(node.name())
+    if not into.regular:
+        return {0: found}
+    expected = into.at(shape, examples).numbers(examples).to(index.device)
+    if not bool(((found == expected) | (found == NOBODY)).all()):
+        raise LookupError(node.name())
+    return {}
 
 
 def _told(z: Tensor, n: Tensor) -> Tensor:

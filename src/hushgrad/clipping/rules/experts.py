@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.layout import gathered, padded
-from hushgrad.clipping.mass import Mass, gram
+from hushgrad.clipping.mass import WILD, Mass, gram
 from hushgrad.clipping.rules.gram import gram_sum
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Experts", "Routed"]
+__all__ = ["Experts", "Routed", "group_norms"]
 
 _AT_ONCE = 1 << 18  # floats of rows that are laid side by side at a time: they stay in the cache
 _PROBES = 8
@@ -48,9 +49,14 @@ class Routed(NamedTuple):
         return self._replace(left=self.right, right=self.left)
 
     @property
+    def group(self) -> Tensor:
+        """(rows,) the number of each one's example and expert."""
+        return self.owner * self.experts + self.expert
+
+    @property
     def groups(self) -> Tensor:
         """The rows of each example in each expert: (B * E, most), -1 where there are fewer."""
-        return padded(self.owner * self.experts + self.expert, self.examples * self.experts)
+        return padded(self.group, self.examples * self.experts)
 
     @property
     def dense(self) -> Tensor:
@@ -77,10 +83,12 @@ class Routed(NamedTuple):
 
         A probe is a vector of normal numbers, so that ‖M v‖² is ‖M‖² on average, with the quantiles of a chi-square at the worst.
         """
-        probes = torch.randn(self.right.shape[1], _PROBES, generator=_lot, dtype=torch.float32).to(self.right)
-        made = [some.t() @ left for left, some in self.by_expert(self.left, self.right @ probes)]
-        wanted = (total.to(probes.dtype).reshape(-1, len(probes)) @ probes).view(self.experts, -1, _PROBES)
-        return (torch.stack(made).transpose(1, 2) - wanted).norm() / _PROBES**0.5
+        n = self.right.shape[1]
+        probes = torch.randn(_PROBES, n, generator=_lot, dtype=torch.float32).to(self.right)
+        seen = (probes @ self.right.t()).t()  # in this order a few rows by many take a quarter of the time
+        made = [some.t() @ left for left, some in self.by_expert(self.left, seen)]
+        wanted = (probes @ total.to(probes.dtype).reshape(-1, n).t()).view(_PROBES, self.experts, -1)
+        return (torch.stack(made, 1) - wanted).norm() / _PROBES**0.5
 
 
 class Experts(Rule):
@@ -91,19 +99,12 @@ class Experts(Rule):
         return {record.names[0]: _routed(record).dense}
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
-        """Gram matrices of the rows of each example in each expert, some of these at a time."""
+        """Gram matrices of the rows of each example in each expert."""
         routed, name = _routed(record), record.names[0]
-        where, width = routed.groups, routed.left.shape[1] + routed.right.shape[1]
-        sizes, order = (where >= 0).sum(1).sort(descending=True)  # those of alike sizes together: none is filled up for nothing
-        found, made, start = sizes.tolist(), [], 0
-        while start < len(found):
-            some = order[start : start + max(1, _AT_ONCE // max(1, found[start] * width))]
-            made.append(_gram(routed, where[some, : found[start]]))
-            start += len(some)
-        back, shape = order.argsort(), (routed.examples, routed.experts)
-        masses = torch.cat([mass.rows for _, mass in made])[back].view(shape).square_().sum(1).sqrt_()
-        record.masses[name] = Mass(masses, max(1, where.shape[1]))
-        return {name: torch.cat([norms for norms, _ in made])[back].view(shape).sum(1)}
+        counts = torch.bincount(routed.group, minlength=routed.examples * routed.experts)
+        norms, masses = (made.view(routed.examples, routed.experts) for made in group_norms(routed, counts))
+        record.masses[name] = Mass(masses.square().sum(1).sqrt_(), max(1, int(counts.max())))
+        return {name: norms.sum(1)}
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """One product for each expert."""
@@ -113,9 +114,11 @@ class Experts(Rule):
             for expert, parts in enumerate(routed.by_expert(left, by, routed.right)):
                 out[name].rows(expert).add_outer(*parts)
             return
-        made = left.new_empty(routed.experts, left.shape[1], routed.right.shape[1])
-        for expert, (some, right) in enumerate(routed.by_expert(left * by.unsqueeze(1), routed.right)):
-            torch.mm(some.t(), right, out=made[expert])
+        right, by = routed.right, by.unsqueeze(1)
+        left, right = (left * by, right) if left.shape[1] <= right.shape[1] else (left, right * by)
+        made = left.new_empty(routed.experts, left.shape[1], right.shape[1])
+        for expert, (some, others) in enumerate(routed.by_expert(left, right)):
+            torch.mm(some.t(), others, out=made[expert])
         out[name].add(made)
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
@@ -135,6 +138,23 @@ def _routed(record: Record) -> Routed:
     routed = record.args[0]
     assert isinstance(routed, Routed)
     return routed
+
+
+def group_norms(routed: Routed, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The squared norm and the mass of each example's part in each expert (B * E,), of as many rows as are counted."""
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    made = _fused.group_norms(routed.left, routed.right, routed.group.argsort(stable=True), starts, WILD)
+    if made is not None:
+        return made
+    where, width = routed.groups, routed.left.shape[1] + routed.right.shape[1]
+    sizes, order = counts.sort(descending=True)  # those of alike sizes together: none is filled up for nothing
+    found, parts, start = sizes.tolist(), [], 0
+    while start < len(found):
+        some = order[start : start + max(1, _AT_ONCE // max(1, found[start] * width))]
+        parts.append(_gram(routed, where[some, : found[start]]))
+        start += len(some)
+    back = order.argsort()
+    return torch.cat([norms for norms, _ in parts])[back], torch.cat([mass.rows for _, mass in parts])[back]
 
 
 def _gram(routed: Routed, where: Tensor) -> tuple[Tensor, Mass]:

@@ -7,6 +7,9 @@
 
 #include <math.h>
 #include <string.h>
+#if WIDTHS
+#include <immintrin.h>
+#endif
 
 #define TYPED(name) name
 #define KERNELS "clip/clip_of.h"
@@ -41,6 +44,11 @@ void hushgrad_sq_norms(const float *x, size_t rows, size_t n, double *out) { CHO
 void hushgrad_gram(const float *x, size_t examples, size_t stride, size_t rows, size_t depth, size_t down, size_t along,
                    double *room, double *out) {
     CHOSEN(gram)(x, examples, stride, rows, depth, down, along, room, out);
+}
+
+void hushgrad_group_norms(const float *left, size_t m, const float *right, size_t n, const size_t *rows, const size_t *starts,
+                          size_t groups, double wild, double *sq_norms, double *masses) {
+    CHOSEN(group_norms)(left, m, right, n, rows, starts, groups, wild, sq_norms, masses);
 }
 
 void hushgrad_wide_sums(const float *x, size_t d, const float *g, size_t p, const double *weights, size_t rows, size_t first,

@@ -9,6 +9,7 @@
 #include "clip/lanes_of.h"
 #include "clip/rows_of.h"
 #include "clip/wide_of.h"
+#include "clip/groups_of.h"
 #include "clip/conv_of.h"
 
 #undef LANES
