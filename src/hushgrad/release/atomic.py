@@ -1,4 +1,4 @@
-"""Files that are replaced at once or not at all: a process killed at any instant leaves the old one or the new one."""
+"""Atomic file replacement: a process that is killed at any instant leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _filling: set[Path] = set()  # by this process: each of its threads has a file o
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
-    """A new empty file beside ``path`` to be filled; it is flushed to the disk and renamed to ``path`` when the block ends.
+    """A new empty file next to ``path`` to be filled; when the block ends it is flushed to the disk and renamed to ``path``.
 
-    The file system renames at once or not at all. If anything fails, ``path`` is as it was and the new file is gone. What a killed
-    process left half written beside ``path``, perhaps a key, is swept when its successor writes the same file.
+    A rename is atomic. If anything fails, ``path`` is unchanged and the new file is removed. A half-written file of a killed
+    process, which may hold a key, is removed when its successor writes the same file.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -59,9 +59,9 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
 
 
 def written(path: str | Path, content: str | Callable[[io.BytesIO], object]) -> None:
-    """A file that a user asked for, with all of this content (text, or what fills a buffer), or as it was.
+    """Write a file that a user asked for: with all of this content (text, or a function that fills a buffer), or not at all.
 
-    What cannot be replaced is filled where it is: a pipe, a device, a link (``/dev/stdout`` is one), a file in a read-only folder.
+    What cannot be replaced is written in place: a pipe, a device, a link (``/dev/stdout`` is one), a file in a read-only folder.
 
     Raises:
         StorageError: if the disk is full, the place is read-only, or something else is in the way.
@@ -90,7 +90,7 @@ def _refused(path: Path, error: Exception, before: str = "") -> StorageError:
 
 
 def sweep(path: Path) -> None:
-    """Remove what killed processes of this machine left half written of ``path``."""
+    """Remove half-written versions of ``path`` that killed processes of this machine left."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):
         owner = leftover.name.rpartition(".")[2]
         if owner.isdecimal() and leftover not in _filling and not _alive(int(owner)):
@@ -110,7 +110,7 @@ def _alive(process: int) -> bool:
 
 
 def _create(path: Path, mode: int) -> None:
-    """A leftover of that name is removed, whatever its mode; nobody else can have opened the new file."""
+    """Create the file; a leftover of that name is removed, whatever its mode, so nobody else can have it open."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
 

@@ -1,19 +1,19 @@
-"""The release of one step: from a clipped sum to a privatised gradient. The only place where noise meets a sum.
+"""The release of one step: from a clipped sum to a privatised gradient. The only place where noise is added to a sum.
 
-One step, in the order in which it happens:
+One step, in order:
 
-    begin        the row of the step is about to be drawn; a step that is refused after this point draws the same row again
+    begin        the row of noise of the step is about to be drawn; a step that is refused after this point draws the same row again
     early        noise of sums that are cheapest added to it (tables, shards)
     collect      the capture clips and adds up; or the sums of a server's clients
     noise        the rest of the row is added to the other sums
     add up       over the processes (stage 6 of the path; before it every process has its own part of sum and noise)
-    count        how many norms lie below the clip norm, with its own noise, where the clip norm adapts
-                 so far nothing of the run has changed: now whoever keeps its books enters a witness of all of it, or refuses
+    count        how many norms lie below the clip norm, with its own noise, if the clip norm is adaptive
+                 so far the run has not changed: now the caller enters a digest of everything in its journal, or refuses the step
     denoise      post-processing
-    adapt        the clip norm of the next step, post-processing as well
+    adapt        the clip norm of the next step, also post-processing
 
-:meth:`Release.privatise` goes down to the books, :meth:`Release.finished` from there on. Where the tensors lie is the placement's
-business; nothing here asks what kind of placement it is.
+:meth:`Release.privatise` does everything before the journal entry, :meth:`Release.finished` everything after it. Where the tensors live is
+up to the placement; nothing here depends on its kind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Noised", "Placement", "Release", "other_examples"]
 
 
 class Noised(NamedTuple):
-    """The sums of a step with their noise, not released yet: its row is drawn, and the books do not know of it."""
+    """The sums of a step with their noise, not yet released: the row is drawn, and nothing is charged or recorded."""
 
     step: int
     sums: dict[str, Tensor]
@@ -47,10 +47,10 @@ class Noised(NamedTuple):
 
 
 class Placement:
-    """What a step asks of where its sums lie. Answered here by a process that holds every parameter whole, and is alone.
+    """What a step needs to know about where its sums live. This one: a single process that holds every parameter whole.
 
-    The core asks and never tells cases apart. Other placements differ in their answers only; all of them are bound by the same law:
-    after :meth:`add_up` every coordinate of every sum has the contributions of all processes and its noise once.
+    The core never distinguishes cases; placements override these methods. One law binds all of them: after :meth:`add_up` every
+    coordinate of every sum has the contributions of all processes, and its noise exactly once.
     """
 
     waited_for = True  # False: a device whose results nobody asks for in a step
@@ -59,11 +59,11 @@ class Placement:
     index: dict[str, int]  # of the parameter's noise
 
     def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
-        """The part of each sum whose noise is drawn here, and where it begins in the whole flattened parameter."""
+        """The part of each sum whose noise is drawn here, and its offset in the whole flattened parameter."""
         return list(zip(buffers, buffers.values(), repeat(0)))
 
     def add_up(self, buffers: dict[str, Tensor]) -> None:
-        """Give every process the sums, noise included, over all processes, of what it holds."""
+        """Add up the sums, noise included, over all processes; each gets the parts that it holds."""
 
     def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """``sums`` as the parameters' gradients, in their precision."""
@@ -84,7 +84,7 @@ class Release(RunState):
     # One step --------------------------------------------------------------------------------------------------------
 
     def privatise(self, capture: Capture, step: int, contributions: int | None) -> tuple[Noised, ClippedSum]:
-        """The noised sums of ``step`` from what the capture saw, and what is known of its examples.
+        """The noised sums of ``step`` from the captured passes, and the statistics of its examples.
 
         ``contributions`` is how many examples or units the issued batch has; None for a batch from elsewhere.
         """
@@ -110,9 +110,9 @@ class Release(RunState):
         return noised, ClippedSum(noised.raw_rows, *clipped[1:])
 
     def _early(self, scattered: frozenset[str]) -> list[str]:
-        """Sums whose noise is drawn first. One that is rounded with its noise to a grid, or sent as it is, must be complete before.
+        """Sums whose noise is drawn first. A sum that is rounded to a grid with its noise, or sent as it is, must be complete before.
 
-        A certified sum is complete before it is added to its noise, once, and rounded: then it is never in memory in double precision.
+        A certified sum is complete before it is added to its noise, once, and rounded: so it is never in memory in double precision.
         """
         if self._plan.secure or (self._plan.certified and not self.placement.finishes):
             return []
@@ -120,13 +120,13 @@ class Release(RunState):
         return [name for name in names if name not in self.lazy]
 
     def begin(self, step: int) -> None:
-        """Step ``step`` begins: its row is about to be drawn, and is not released yet."""
+        """Begin step ``step``: its row is about to be drawn, and is not released yet."""
         if self._ahead:
             self.settle(step)
         self._ahead = True
 
     def noised(self, step: int, sums: dict[str, Tensor], norms: Tensor, *, begun: Mapping[str, Tensor]) -> Noised:
-        """``sums`` of a step that has begun, divided by the batch size, with their noise; ``begun`` has those that have it already."""
+        """The ``sums`` of a step that has begun, divided by the batch size, with their noise; those in ``begun`` have it already."""
         if sums.keys() != self.placement.params.keys() or not all(map(is_, map(sums.get, begun), begun.values())):
             raise CaptureError("The clipped sum was not added to its noise: a defect of the capture. Nothing was released.")
         rows = {name: sums[name] for name in self.lazy} if self.lazy else {}
@@ -137,7 +137,7 @@ class Release(RunState):
         return Noised(step, buffers, norms, moved, std, rows)
 
     def witness(self, noised: Noised) -> bytes:
-        """A digest of all that the step will release: its sums with their noise, and where the clip norm moves to."""
+        """A digest of everything that the step will release: its sums with their noise, and the next clip norm."""
         moved = noised.moved.fetched if isinstance(noised.moved, AdaptiveOnDevice) else noised.moved
         more = (b"" if self.noted is None else self.noted()) + (b"" if moved is None else struct.pack("<d", moved.max_grad_norm))
         seen, self.source.seen = self.source.seen, None
@@ -145,7 +145,7 @@ class Release(RunState):
         return self._witness.of(covered, noised.norms, more, seen)
 
     def finished(self, noised: Noised, learning_rate: float | None) -> dict[str, Tensor]:
-        """The gradient of a step that is in the books: denoised, and the clip norm moves on."""
+        """The gradient of a step that is recorded: denoised; then the clip norm adapts."""
         self._ahead = False  # its row is spent, whatever fails from here on
         try:
             grads = noised.sums if self._plan.denoise is None else self._denoised(noised, learning_rate)
@@ -155,9 +155,9 @@ class Release(RunState):
         return self.placement.gradients(grads)
 
     def _noised(self, step: int, sums: dict[str, Tensor], begun: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The sums, each with its noise: those in ``begun`` have it already, if they are what the capture was given.
+        """The sums, each with its noise; those in ``begun`` have it already, if they are the tensors that the capture was given.
 
-        Lazy tables are left out: the noise is added where they are read.
+        Lazy tables are left out: their noise is added when they are read.
         """
         buffers = rest = sums
         if begun or self.lazy:
@@ -168,9 +168,9 @@ class Release(RunState):
         return buffers
 
     def _rounded(self, step: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums over all processes, each number rounded with its noise, once, by the process that draws it.
+        """The sums over all processes; the process that draws a number's noise rounds the sum of both, once.
 
-        A row is single precision, also where sums are double; of a secure run it is whatever brings the sum to the public grid.
+        A row is in single precision even if sums are in double; in a secure run it is whatever brings the sum to the public grid.
         """
         buffers = {name: total.to(torch.float64) for name, total in sums.items() if name not in self.lazy}
         self.placement.add_up(buffers)
@@ -195,7 +195,7 @@ class Release(RunState):
             self.stream.rows(step, out, indices=indices, offsets=offsets, out=out, scale=self._scale)
 
     def _fresh(self, step: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """This process's part of row ``step`` in new tensors: the row itself where all of it is drawn here, else added to zeros."""
+        """This process's part of row ``step`` in new tensors: the row itself if all of it is drawn here, otherwise added to zeros."""
         likes = {name: self.placement.like(name) for name in names}
         if not self.placement.draws_all:
             buffers = {name: torch.zeros(p.shape, dtype=p.dtype, device=p.device) for name, p in likes.items()}
@@ -210,7 +210,7 @@ class Release(RunState):
 
 
 def other_examples(step: int, captured: int, contributions: int) -> CaptureError:
-    """What is said of a step whose passes were over other examples than its batch has."""
+    """The error message for a step whose passes were over other examples than its batch."""
     return CaptureError(
         f"The batch of step {step} has {contributions} contributions, but {captured} were captured. Run each "
         "example forward and backward exactly once per step; cut a batch with batch.split(size)."

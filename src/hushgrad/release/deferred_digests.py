@@ -1,4 +1,4 @@
-"""Digests of releases on a device, taken when somebody asks for them: a step does not wait for one."""
+"""Digests of releases on a device, computed on demand, so that a step does not wait for the device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST = 256  # steps that may wait
 
 
 class DeferredDigests:
-    """The norms of the steps whose digest is not in the journal yet, and where it goes.
+    """The norms of the steps whose digest is not yet in the journal, and the function that enters it.
 
-    Only of a run that keeps no journal on disk: there the digest tells two ledgers of one run apart, and nothing is compared with it
+    Used only by a run without a journal on disk: there the digest distinguishes two ledgers of one run, and nothing is compared with it
     before a release.
     """
 
@@ -24,13 +24,13 @@ class DeferredDigests:
         self.waiting: list[tuple[int, Tensor]] = []
 
     def add(self, step: int, norms: Tensor) -> None:
-        """Remember a release; every 256 steps the device is waited for once."""
+        """Remember a release; every 256 steps the device is synchronised once."""
         self.waiting.append((step, norms))
         if len(self.waiting) >= _MOST:
             self.settle()
 
     def settle(self) -> None:
-        """Enter what waits, in order."""
+        """Enter the pending digests in order."""
         waiting, self.waiting = self.waiting, []
         for step, norms in waiting:
             self._enter(step, hashlib.blake2b(norms.detach().cpu().numpy(), digest_size=8).digest())  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The wrapping key: with ``HUSHGRAD_KEK`` in the environment, what is secret lies on the disk encrypted.
+"""Encryption at rest: with ``HUSHGRAD_KEK`` in the environment, secrets are encrypted on disk under that wrapping key.
 
 It names a file with 32 bytes, or ``keyring:SERVICE`` for the operating system's keyring. Keys and states (noise buffers, who took part)
-are encrypted and authenticated with AES-256-GCM, large ones in pieces that can be neither exchanged nor left out.
+are encrypted and authenticated with AES-256-GCM, large ones in pieces that can be neither swapped nor dropped.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _PIECE = 1 << 28  # bytes: the cipher takes less than 2 GiB at once
 
 
 def wrapping_key() -> bytes | None:
-    """The key that HUSHGRAD_KEK names; None where it names none.
+    """The key that HUSHGRAD_KEK names; None if it is not set.
 
     Raises:
-        ArgumentError: where it names something else.
+        ArgumentError: if it names something else.
     """
     place = os.environ.get("HUSHGRAD_KEK", "")
     if not place:
@@ -76,10 +76,10 @@ def seal(content: bytes, kek: bytes) -> bytes:
 
 
 def unseal(content: bytes, name: str, kek: bytes | None) -> bytes:
-    """What was sealed; ``name`` is the file's, for the message.
+    """The decrypted content; ``name`` is the file's, for error messages.
 
     Raises:
-        ArgumentError: without its wrapping key, or where the file is not as it was written.
+        ArgumentError: without the wrapping key, or if the file was changed.
     """
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -107,5 +107,5 @@ def _pieces(sealed: bytes, size: int) -> Iterator[bytes]:
 
 
 def _place(number: int, size: int) -> bytes:
-    """What a piece is bound to: its number, and the length of all."""
+    """What a piece is authenticated with: its number, and the total length."""
     return b"hushgrad state" + struct.pack("<QQ", number, size)

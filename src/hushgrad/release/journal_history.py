@@ -1,4 +1,4 @@
-"""What the earlier lives of a run left in its journal, what it shows without its key, and whether it is all there, and theirs."""
+"""What earlier processes of a run left in its journal, and whether it is complete and in its own place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNTOLD = (
 
 @dataclass(kw_only=True)
 class JournalHistory:
-    """(kind, digest) of every release, the last mark, what the run is bound to, and what was vouched for."""
+    """(kind, digest) of every release, the last mark, what the run is bound to, and what the user vouched for."""
 
     recorded: list[tuple[int, bytes]] = field(default_factory=list)
     mark: int = 0
@@ -36,10 +36,10 @@ class JournalHistory:
 
     @classmethod
     def of(cls, frames: Frames) -> JournalHistory:
-        """What is in these frames; what nobody can show any more is added to them as a note.
+        """Read these frames; what can no longer be verified is added to them as a note.
 
         Raises:
-            ArgumentError: where the file is damaged, an older one, or a copy of one that is still there.
+            ArgumentError: if the file is damaged, an older version, or a copy of one that still exists.
         """
         earlier = cls(known=frames.known)
         for frame in frames.there:
@@ -74,7 +74,7 @@ class JournalHistory:
 
     @property
     def digests(self) -> list[bytes]:
-        """The digest of every release, as far as it is written down."""
+        """The digest of every release, as far as recorded."""
         return [digest for kind, digest in self.recorded if kind == ord("r")]
 
     @property
@@ -87,7 +87,7 @@ class JournalHistory:
         return len(self.digests)
 
     def _require_whole(self, rest: bytes, lasting: bool) -> None:
-        """Behind the last frame is nothing, or what a machine that stopped may have left behind the last flush; all else is damage."""
+        """Require that nothing follows the last frame, except what a crash may have left after the last flush; all else is damage."""
         opening = rest[:1] == b"j" and int.from_bytes(rest[1:6], "little") > len(rest) - FRAME
         if rest and not opening and (lasting or len(rest) > FRAME * (self.mark - self._steps + 1)):
             raise damaged()
@@ -107,7 +107,7 @@ class JournalHistory:
         )
 
     def _forgotten(self) -> str:
-        """What is said where the folder does not know how long the journal was: nobody would see an older one in its place."""
+        """The note for a folder that does not know the journal's length: an older version in its place would go unnoticed."""
         if not self._told:
             return _UNTOLD if self.is_begun else ""
         return (
@@ -116,7 +116,7 @@ class JournalHistory:
         )
 
     def _copied(self, path: str, *identity: int) -> str:
-        """Refuse a copy of a journal that is still where it was; of a copy alone, say that it is one."""
+        """Refuse a copy of a journal whose original still exists; for a copy alone, return a note that it is one."""
         before, *last = self._place or [path, *identity]
         if last == list(identity[: len(last)]):  # those of an earlier version know the number alone
             return "" if self._told and self.known.length else self._forgotten()
@@ -132,7 +132,7 @@ class JournalHistory:
 
 
 def shown(path: Path) -> JournalHistory:
-    """What the journal in ``path`` shows to whoever has not its key; nothing is judged or written, and nobody has to own the folder."""
+    """What the journal in ``path`` shows without its key. Nothing is checked or written, and the folder need not be owned."""
     earlier = JournalHistory()
     for frame in frames_in(path):
         earlier._add(frame.kind, frame.content)
@@ -140,12 +140,12 @@ def shown(path: Path) -> JournalHistory:
 
 
 def other_story(how: str) -> ArgumentError:
-    """What is said of a journal and a state that are not of one run."""
+    """The error message for a journal and a state of different runs."""
     return ArgumentError(f"Expected the journal and the state of one run; the state {how}. {WAYS_ON}")
 
 
 def _is_there(path: Path, identity: list[int]) -> bool:
-    """Whether the very file is at ``path``, by its number on the disk and its birth."""
+    """Whether this very file is at ``path``, by its inode number and its time of creation."""
     try:
         with open(path, "rb") as file:
             return [os.fstat(file.fileno()).st_ino, born(file.fileno())][: len(identity)] == identity

@@ -1,8 +1,8 @@
-"""Where a journal lies, and what its folder knows of it: how long it is and was when it was flushed, and who writes it.
+"""What the folder of a journal knows about it: its length now and at the last flush, and who writes it.
 
-The folder has an attribute of its own for that, which no copy of a file has. Its name is drawn by whoever opens the journal, who removes
-all others: who wrote before finds its own gone, or the folder, when it enters its next release. So one call of the system tells the length
-and asks who owns the run. Where the disk keeps no attributes nothing is told, and the lock is looked up instead.
+The folder stores this in an extended attribute of its own, which no copy of a file has. Its name is drawn by the process that opens the
+journal and removes all others, so a previous writer finds its attribute gone when it enters its next release. One system call thus records
+the length and checks the ownership. On a disk without extended attributes nothing is stored, and the lock is checked instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECONDS, _NANOSECONDS, _SIZE = 80, 88, 256  # where struct statx has the birth,
 
 
 class Known(NamedTuple):
-    """What a folder knows of a journal; all 0 where it knows nothing."""
+    """What a folder knows about a journal; all 0 if it knows nothing."""
 
     start: int = 0
     begun: int = 0
@@ -43,12 +43,12 @@ class Known(NamedTuple):
 
     @property
     def least(self) -> int:
-        """How long the file must be: a machine that stopped may have lost what was not flushed."""
+        """The least length of the file: a machine crash may have lost what was not flushed."""
         return self.length if self.start == _start() else self.flushed
 
 
 class Place:
-    """The folder and the open file of one journal. ``told`` says whether the folder is told of every frame."""
+    """The folder and the open file of one journal. ``told`` says whether the folder records every frame."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path, self._folder, self._file = path, str(path.parent), file
@@ -57,11 +57,11 @@ class Place:
 
     @property
     def identity(self) -> list[Any]:
-        """The path of the file, and its number on the disk and its birth, which a copy has not."""
+        """The path of the file, its inode number and its time of creation, which a copy does not share."""
         return [str(self._path), os.fstat(self._file).st_ino, born(self._file)]
 
     def known(self, first: int) -> Known:
-        """What the folder knows of the journal whose first frame has the checksum ``first``: by its run, or by its file."""
+        """What the folder knows about the journal whose first frame has the checksum ``first``: by its run, or by its file."""
         found, names = [Known()], self._names()
         mine = self._numbers(first) if names else ()
         for name in names:
@@ -74,7 +74,7 @@ class Place:
         return max(found, key=lambda known: known.length)
 
     def claim(self, first: int, known: Known, size: int) -> None:
-        """Write from now on: the folder forgets whoever did before."""
+        """Become the writer: the folder forgets the previous one."""
         others = set(self._names())
         try:
             self._about = struct.pack("<IIIQQ", *self._numbers(first), _start(), known.begun, known.flushed)
@@ -87,10 +87,10 @@ class Place:
             self.told = False
 
     def grown(self, size: int) -> None:
-        """The file has ``size`` bytes, and the system keeps them, whatever becomes of this process.
+        """Record that the file has ``size`` bytes, which survive the death of this process.
 
         Raises:
-            ArgumentError: where somebody else has claimed the folder, or it is not there any more.
+            ArgumentError: if another process has claimed the folder, or it is gone.
         """
         try:
             os.setxattr(self._folder, self._name, self._about + _GROWN(size, time.time_ns()), _REPLACE)
@@ -100,7 +100,7 @@ class Place:
             self.told = False  # there was no room for it
 
     def flushed(self, size: int, begun: int) -> None:
-        """All of these are on the disk; ``begun``: steps below it may be released now."""
+        """Record that all of these are on the disk; ``begun``: steps below it may be released now."""
         self._about = self._about[:12] + struct.pack("<QQ", begun, size)
         self.grown(size)
 
@@ -111,7 +111,7 @@ class Place:
             return []
 
     def _numbers(self, first: int) -> tuple[int, int]:
-        """Of this run in this very folder, and of this very file: a copy of both has others, whatever attributes were copied."""
+        """Identifies this run in this very folder and file: a copy of both has other numbers, whatever attributes were copied."""
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             about = os.fstat(folder).st_ino, born(folder), first
@@ -121,14 +121,14 @@ class Place:
 
 
 def _start() -> int:
-    """A number for the machine's last start, other than 0."""
+    """A nonzero number for the machine's last boot."""
     return zlib.crc32(boot_identity().encode()) or 1
 
 
 def born(file: int) -> int:
-    """When an open file was made, in nanoseconds; 0 where the system does not tell.
+    """When an open file was created, in nanoseconds; 0 if the system does not say.
 
-    A disk gives the number of a removed file to the next one, and a birth to nobody twice.
+    A disk reuses the inode number of a removed file, but not its time of creation.
 
     >>> with open(__file__) as file:
     ...     born(file.fileno()) == born(file.fileno()) >= 0

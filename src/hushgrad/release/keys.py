@@ -1,9 +1,9 @@
-"""The custodian of secrets: the key of a run, where it lies on disk, what else is as secret, and how all of it is erased.
+"""Secrets of a run: its key, where it is on disk, what else is as secret, and how all of it is erased.
 
-Everything secret that a run, a search or a server ever writes is one of the names below, so what one function cannot find does
-not exist. Erasing overwrites, flushes and unlinks; on a copy-on-write or wear-levelled disk only the encryption of the disk
-erases the old blocks for certain. With ``HUSHGRAD_KEK`` in the environment keys and states are encrypted at rest, and a copied folder
-alone tells nothing that was not released: see :mod:`hushgrad.release.encryption`.
+Every secret that a run, a search or a server ever writes has one of the names below, so one function finds them all. Erasing
+overwrites, flushes and unlinks; on a copy-on-write or wear-levelled disk only disk encryption erases the old blocks for certain. With
+``HUSHGRAD_KEK`` in the environment keys and states are encrypted at rest, and a copied folder alone reveals nothing that was not
+released: see :mod:`hushgrad.release.encryption`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunKey:
 
     @classmethod
     def make(cls, key: bytes | RunKey | None = None, seed: int | None = None) -> RunKey:
-        """From 32 given bytes, from a seed (for experiments only), or fresh from the operating system; a run's key stays itself."""
+        """From 32 given bytes, from a seed (for experiments only), or fresh from the operating system; a RunKey is returned as it is."""
         if isinstance(key, RunKey):
             return key
         if key is not None and seed is not None:
@@ -77,10 +77,10 @@ class RunKey:
 
     @classmethod
     def mixed(cls, key: bytes | None = None, seed: int | None = None) -> RunKey:
-        """As :meth:`make`, but a given key is mixed with fresh bytes: as hard to guess as the better of both, and nobody has it twice.
+        """As :meth:`make`, but a given key is mixed with fresh bytes: as hard to guess as the better of both, and never used twice.
 
-        For whole runs, which end with a guarantee alone: two of them under one key, in two processes, would share their noise,
-        and no ledger would ever meet the other's.
+        For whole runs that return only a guarantee: two of them under one key, in two processes, would share their noise, and
+        nothing would compare their ledgers.
         """
         if key is None or seed is not None:
             return cls.make(key, seed)
@@ -90,7 +90,7 @@ class RunKey:
         )
 
     def for_run(self) -> RunKey:
-        """Itself, for one run; for a second one, or in a forked process, a key that was given: two runs have it then."""
+        """The key for one run. For a second run, or in a forked process, it counts as given: two runs have it then."""
         again = self.taken or self._process != os.getpid()
         return RunKey(self._secret, reproducible=self.reproducible) if again else self
 
@@ -101,7 +101,7 @@ class RunKey:
 
     @property
     def sampling(self) -> bytes:
-        """An independent key for who takes part: noise and batches must not share random bits."""
+        """An independent key for the sampling: noise and batches must not share random bits."""
         return self._derive(b"sampling")
 
     @property
@@ -126,16 +126,16 @@ class RunKey:
 
     @property
     def fingerprint(self) -> str:
-        """Tells keys apart and tells nothing else: a hash of 256 unknown bits cannot be inverted."""
+        """Distinguishes keys and reveals nothing else: a hash of 256 unknown bits cannot be inverted."""
         return self._derive(b"fingerprint").hex()[:32]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a guarantee has to say of it: of a key that was given nobody can show that it serves one run."""
+        """What a guarantee must say about it: nobody can show that a key which the user gave serves one run only."""
         return () if self.fresh or self.reproducible else (_GIVEN,)
 
     def run_name(self) -> str:
-        """The name of the run under this key, the same after every restart and for every plan: two plans would share its noise."""
+        """The name of the run under this key, the same after every restart and for every plan, since two plans would share its noise."""
         return self._derive(b"run").hex()[:16]
 
     def _derive(self, label: bytes) -> bytes:
@@ -152,7 +152,7 @@ class RunKey:
 
 
 def write_key(path: Path, key: RunKey, *, plan: str) -> None:
-    """Write the key of a run of the plan with digest ``plan``: mode 0600, at once or not at all, wrapped if there is a KEK."""
+    """Write the key of a run of the plan with digest ``plan``: mode 0600, atomically, encrypted if there is a wrapping key."""
     kek = wrapping_key()
     content = {
         "key": (key.secret if kek is None else seal(key.secret, kek)).hex(),
@@ -166,10 +166,10 @@ def write_key(path: Path, key: RunKey, *, plan: str) -> None:
 
 
 def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
-    """The key in ``path``, for the plan with digest ``plan``. ``offered``: a key that was given; it must be this one.
+    """The key in ``path``, for the plan with digest ``plan``. ``offered``: a key that the user gave; it must be the same.
 
     Raises:
-        ArgumentError: where others can read the file, it is damaged, or it belongs to another plan or key.
+        ArgumentError: if others can read the file, it is damaged, or it belongs to another plan or key.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
@@ -190,7 +190,7 @@ def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The key file's object. Its text never enters an error: it may hold the key."""
+    """The key file's object. Its text never appears in an error, since it may hold the key."""
     try:
         content = _check.parsed(path.read_text())
         whole = set(content) == set(_FIELDS) and all(isinstance(content[name], kind) for name, kind in _FIELDS.items())
@@ -210,7 +210,7 @@ def _damaged(path: Path) -> ArgumentError:
 
 
 def secrets_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every file in the folder of a run, a search or a server that gives noise away, and temporaries of such files."""
+    """Every file in the folder of a run, a search or a server that reveals noise, and temporary versions of them."""
     root = Path(folder)
     homes = [root, *_homes(root), *(trial / "checkpoint" for trial in root.glob("search/*"))]
     files = [path for home in homes if home.is_dir() for path in home.iterdir() if path.is_file()]
@@ -218,7 +218,7 @@ def secrets_in(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def erase(paths: Iterable[Path]) -> None:
-    """Overwrite each file, flush it to the disk, remove it; keys go first, so that a death in between leaves none."""
+    """Overwrite each file, flush it to the disk, remove it; keys first, so that a crash in between leaves none."""
     for path in sorted(paths, key=lambda path: (KEY not in path.name, path)):
         try:
             with open(path, "r+b", buffering=0) as file:
@@ -240,9 +240,9 @@ def destroy(folder: str | os.PathLike[str]) -> None:
 
 
 def finish(folder: str | os.PathLike[str]) -> bool:
-    """Destroy what a finished or settled run still holds, because it died between its last two writes; whether it held anything.
+    """Erase what a finished run still holds because it died between its last two writes; returns whether it held anything.
 
-    Every command that sees a folder calls it, so that no secret outlives its run for longer than that.
+    Every command that sees a folder calls it, so no secret outlives its run for longer than that.
     """
     root = Path(folder)
     if not any((root / name).is_file() for name in _FINISHED) or not (secrets_in(root) or _homes(root)):

@@ -60,7 +60,7 @@ _EAGER = "Leave lazy_tables out."
 
 @dataclass(slots=True, eq=False)
 class LazyTable:
-    """One table of a run: which noise its rows owe, and the hooks that have them pay before they are read."""
+    """One table of a run: which noise its rows owe, and the hooks that add it before they are read."""
 
     name: str
     param: Tensor
@@ -74,7 +74,7 @@ class LazyTable:
     step: int = 0  # the last completed one
 
     def hooks(self, module: nn.Module) -> list[Any]:
-        """Settle before the module reads the table, and before the table is saved or replaced; the handles."""
+        """Settle before the module reads the table, and before the table is saved or replaced; returns the handles."""
         return [
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward, with_kwargs=True),
@@ -105,7 +105,7 @@ class LazyTable:
         self.tables.settle()
 
     def _after_state(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        """A copy: the table itself goes on, and would lack its noise again in the hands of who kept the state."""
+        """Put a copy into the state: the table itself goes on, and would lack noise again in the hands of whoever kept the state."""
         name = prefix + self.name.rpartition(".")[2]
         if name in state and not isinstance(state[name], nn.Parameter):
             state[name] = state[name].detach().clone()
@@ -127,12 +127,12 @@ class LazyTable:
 
     @property
     def _direction(self) -> int:
-        """The noise has no direction by itself; with this one, rows read at every step get the very noise of the eager run."""
+        """A direction for the noise, so that rows which are read at every step get exactly the noise of the eager run."""
         return 1 if self.group["maximize"] else -1
 
     @torch.no_grad()
     def update(self, raw_sum: Tensor, std: float, step: int) -> None:
-        """What the optimizer would do in ``step``: the touched rows move now, the noise of std ``std`` is owed by all rows."""
+        """Do the optimizer's ``step``: touched rows move now, and all rows owe noise of standard deviation ``std``."""
         rate = float(self.group["lr"])
         self.step = step
         self.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
@@ -153,7 +153,7 @@ class LazyTable:
 
     @torch.no_grad()
     def settle_all(self) -> None:
-        """Give all rows the noise that they owe, within what is done to all tables."""
+        """Give all rows the noise that they owe, as part of settling all tables."""
         self._pay(self.owed.nonzero().squeeze(1))
 
     def _pay(self, rows: Tensor) -> None:
@@ -181,11 +181,11 @@ class LazyTables:
     ) -> None:
         """Take them over; ``source`` gives the run's noise.
 
-        ``in_step`` says whether a forward pass is one of a step, ``before`` is called before all tables are settled, and ``whole`` is
-        around whatever gives a row its noise.
+        ``in_step`` says whether a forward pass belongs to a step, ``before`` is called before all tables are settled, and ``whole`` wraps
+        whatever gives a row its noise.
 
         Raises:
-            ArgumentError: where the optimizer or the model do not allow it.
+            ArgumentError: if the optimizer or the model does not allow it.
         """
         if type(optimizer) is not SGD:
             remedy = f"Other updates are not linear in the noise. {_EAGER}"
@@ -203,7 +203,7 @@ class LazyTables:
         capture.keep_rows(table.name for table in self._tables)
 
     def check(self) -> None:
-        """Before a step: is the optimizer still one that allows it? A scheduler may have turned the momentum on."""
+        """Before a step: check that the optimizer still allows it. A scheduler may have turned the momentum on."""
         for table in self._tables:
             if not table.plain:
                 raise CaptureError(
@@ -211,7 +211,7 @@ class LazyTables:
                 )
 
     def update(self, raw_sums: Mapping[str, Tensor], std: float, step: int) -> None:
-        """One step of all tables, whose noise has the standard deviation ``std``."""
+        """Take one step of all tables, whose noise has the standard deviation ``std``."""
         self._noted = hashlib.blake2b(digest_size=16)
         for table in self._tables:
             table.update(raw_sums[table.name], std, step)
@@ -220,7 +220,7 @@ class LazyTables:
         """Give every row of every table the noise that it owes.
 
         Raises:
-            ArgumentError: where an interrupted run did not read its tables at this point.
+            ArgumentError: if an interrupted run did not read its tables at this point.
         """
         if any(bool(table.owed.any()) for table in self._tables):
             with self.whole():
@@ -239,7 +239,7 @@ class LazyTables:
         return self._noted.digest()
 
     def detach(self) -> None:
-        """Settle, and remove all hooks. Rows that may not get their noise here are made unreadable instead."""
+        """Settle, and remove all hooks. Rows that must not get their noise here are made unreadable instead."""
         for handle in self._handles:
             handle.remove()
         try:
@@ -250,7 +250,7 @@ class LazyTables:
 
 
 def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
-    """Refuse plans under which noise cannot be added later, and runs of several processes."""
+    """Refuse plans whose noise cannot be added later, and runs of several processes."""
     if type(plan.noise) is not Independent:
         remedy = f"Correlated noise of later steps depends on it. {_EAGER}"
         _check.fail("plan.noise", type(plan.noise).__name__, "to be Independent for lazy tables", remedy)

@@ -1,11 +1,11 @@
-"""One owner: who may write a folder of secrets. Two processes under one key would release its noise twice.
+"""Ownership of a folder of secrets: one process may write. Two processes under one key would release its noise twice.
 
-The file ``.lock`` in the folder is locked by the operating system, which lets go when the owner dies, however it dies. It holds
-the owner's host and process number, for the message to whoever comes second. Where a file system knows no such lock, the file
-is a *lease*: its owner touches it every few seconds, and it is stale when nobody has for a minute. A stale lease is not taken
+The file ``.lock`` in the folder is locked by the operating system, which releases it when the owner dies, however it dies. It holds
+the owner's host and process number, for the message to whoever comes second. On a file system without locks, the file
+is a *lease*: its owner touches it every few seconds, and it is stale after a minute without a touch. A stale lease is not taken
 silently, since its owner may only be suspended: say ``take_over=True``. The old owner finds out before its next release.
 
-Within one process the newest owner wins where ``newest`` says so, and the older one is told at its next step: a program that
+Within one process the newest owner wins if ``newest`` says so, and the older one is told at its next step: a program that
 starts over after an error need not collect its garbage first.
 """
 
@@ -40,13 +40,13 @@ _here: WeakValueDictionary[str, Owner] = WeakValueDictionary()
 
 @atexit.register
 def _let_all_go() -> None:
-    """At the end of the process: an owner that something still holds would not be asked otherwise, and leave its lock behind."""
+    """At the end of the process: release owners that are still referenced, which would leave their lock behind."""
     for owner in list(_here.values()):
         owner.release()
 
 
 def boot_identity() -> str:
-    """This machine since it was last started; empty where the system does not tell. What was written survives until it changes."""
+    """Identifies this machine since its last boot; empty if the system does not say. Written data survive until it changes."""
     try:
         return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
     except OSError:
@@ -64,7 +64,7 @@ class Owner:
         (False, True)
 
     Raises:
-        ArgumentError: where another process owns the folder; the message names it.
+        ArgumentError: if another process owns the folder; the message names it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, take_over: bool = False, newest: bool = False) -> None:
@@ -106,22 +106,22 @@ class Owner:
         return there.st_ino == self._number[1] and there.st_dev == self._number[0]
 
     def require(self) -> None:
-        """Before anything is released.
+        """Called before anything is released.
 
         Raises:
-            ArgumentError: where another owner has taken over.
+            ArgumentError: if another owner has taken over.
         """
         if not self.held:
             raise taken_over(self._path.parent)
 
     def release(self) -> None:
-        """Let the folder go; nothing of the lock is left behind. A process that was forked has only a copy to let go."""
+        """Release the folder and remove the lock. In a forked process this only drops a copy."""
         if self._process == os.getpid() and self.held:
             self._path.unlink(missing_ok=True)
         self._let_go()
 
     def lend(self, close: Callable[[], None]) -> None:
-        """Call ``close`` when the folder is let go: of a file that the owner alone writes, so that the next one can."""
+        """Call ``close`` when the folder is released: closes a file that the owner alone writes, so that the next owner can."""
         self._lent.append(close)
 
     def _let_go(self) -> None:
@@ -165,7 +165,7 @@ class Owner:
         os.write(file, self._words())
 
     def _require_no_lease(self, take_over: bool) -> None:
-        """Whoever holds a lease may only be suspended: it is never taken without a word."""
+        """Refuse: the holder of a lease may only be suspended, so it is never taken silently."""
         words = self._read()
         if words.get("token") and not take_over and str(self._path) not in _here:
             stale = self._age() >= _STALE
@@ -212,7 +212,7 @@ class Owner:
 
 
 def taken_over(folder: str | Path) -> ArgumentError:
-    """What is said to an owner that is none any more."""
+    """The error message to a former owner."""
     return ArgumentError(
         f"Expected to own {str(folder)!r}: another run has taken it over, or it is not there any more, and a step here would release its "
         "noise a second time. Nothing was released; go on with the other one."
@@ -220,7 +220,7 @@ def taken_over(folder: str | Path) -> ArgumentError:
 
 
 def forked() -> ArgumentError:
-    """What is said to the copy of an owner in a forked process."""
+    """The error message to the copy of an owner in a forked process."""
     return ArgumentError(
         "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
         "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
@@ -228,7 +228,7 @@ def forked() -> ArgumentError:
 
 
 def _require_plain(folder: Path) -> None:
-    """Files and folders only: a pipe would keep its reader waiting for ever, and a device is nobody's state."""
+    """Require a plain file or folder: a pipe would block its reader for ever, and a device holds no state."""
     odd = [path.name for path in folder.iterdir() if os.path.exists(path) and not (path.is_file() or path.is_dir())]
     if odd:
         raise ArgumentError(
@@ -237,9 +237,9 @@ def _require_plain(folder: Path) -> None:
 
 
 def locked(file: int) -> bool | None:
-    """Take the system's lock of an open file: whether it is ours now; None where there is no such lock.
+    """Take the system's lock of an open file; returns whether it is ours now, or None if there are no locks here.
 
-    It is the file's, by whatever name it was opened, and goes when it is closed or its process ends.
+    The lock belongs to the file, under whatever name it was opened, and ends when it is closed or its process ends.
     """
     try:
         import fcntl

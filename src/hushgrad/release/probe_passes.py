@@ -1,4 +1,4 @@
-"""The passes of one step: where the denoiser asks for gradients, the parameters are moved there and back."""
+"""The passes of one step at each point where the denoiser needs a gradient; the parameters are moved there and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HERE = [Probe()]
 def run_passes(release: Release, capture: Capture, closure: Closure | None, announce: Callable[[], None]) -> Any:
     """Let ``closure`` do this step's passes, once for each point that the denoiser asks for; return its first result.
 
-    The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture what a pass is over.
+    The parameters are moved to each point and restored bit for bit. ``announce`` tells the capture which point a pass is for.
     """
     probes = release.probes()
     if closure is None:

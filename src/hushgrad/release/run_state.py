@@ -1,4 +1,4 @@
-"""Between two steps: the key of the noise, the clip norm, the denoiser's state, and how they are brought back after a restart."""
+"""The state between two steps: noise stream, clip norm and denoiser, and how they are restored after a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["RunState"]
 
 
 class RunState:
-    """One run's noise, clip norm and denoiser: what a step begins with, and leaves for the next one."""
+    """One run's noise, clip norm and denoiser."""
 
     def __init__(self, plan: Plan, placement: Whole, key: RunKey, *, witnessed: bool = False) -> None:
         self._plan, self.placement = plan, placement
@@ -55,7 +55,7 @@ class RunState:
         self.source.hashed = self._witness.hashed if self._hashes else None
 
     def use_clip(self, clip: Clipper) -> None:
-        """Clip the next step with ``clip``: the plan's, or what adaptive clipping has moved it to."""
+        """Clip the next step with ``clip``: the plan's clipper, or what adaptive clipping has moved it to."""
         multiplier = self._plan.noise_multiplier or 0.0
         adaptive = clip.options if isinstance(clip, AdaptiveOnDevice) else clip
         if isinstance(adaptive, Adaptive):
@@ -73,7 +73,7 @@ class RunState:
 
     @property
     def filter_state(self) -> dict[str, Any]:
-        """What the denoiser keeps, as it is saved."""
+        """The denoiser's state, as it is saved."""
         return self.placement.saved(self._filter_state)
 
     @filter_state.setter
@@ -81,7 +81,7 @@ class RunState:
         self._filter_state = self.placement.loaded(state)
 
     def probes(self) -> list[Probe]:
-        """Where the denoiser asks for the gradients of the next step."""
+        """The points at which the denoiser needs the gradients of the next step."""
         if self._plan.denoise is None:
             return [Probe()]
         here = {name: self.placement.here(name) for name in self.placement.params}
@@ -89,7 +89,7 @@ class RunState:
             return self._plan.denoise.probes(here, self._filter_state)
 
     def scales(self) -> dict[str, Tensor] | None:
-        """What every example's gradient of the next step is multiplied by before it is clipped, as the denoiser says."""
+        """The denoiser's factors for every example's gradient before it is clipped in the next step."""
         with torch.no_grad():
             return None if self._plan.denoise is None else self._plan.denoise.scales(self._filter_state)
 
@@ -102,7 +102,7 @@ class RunState:
             return self.placement.denoised(plan.denoise, noised.sums, info, self._filter_state)
 
     def _moved_clip(self, step: int, norms: Tensor) -> Adaptive | AdaptiveOnDevice:
-        """What an adaptive clip norm moves to: it follows how many norms lie below it, with noise of its own."""
+        """The next adaptive clip norm: it follows a noisy count of the norms below the present one."""
         clip = self.live_clip
         assert isinstance(clip, (Adaptive, AdaptiveOnDevice))
         options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveOnDevice) else (clip, None)
@@ -121,20 +121,20 @@ class RunState:
     # Restarts --------------------------------------------------------------------------------------------------------
 
     def load_noise(self, state: dict[str, Any] | None, steps: int) -> None:
-        """Bring the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it once more."""
+        """Advance the stream of a fresh key to row ``steps``: from its saved state, or by drawing the rows before it again."""
         if state is not None and self.stream.takes(state, [self.placement.like(name) for name in self.placement.params]):
             self.stream.load_state_dict(state)
         else:
             self.replay(steps)
 
     def settle(self, step: int) -> None:
-        """After a refused step: bring the stream back to row ``step``. Nothing was released, so its row may be drawn again."""
+        """After a refused step: return the stream to row ``step``. Nothing was released, so its row may be drawn again."""
         if self._ahead:
             self._start()
             self.replay(step)
             self._ahead = False  # last: whoever is interrupted here begins again
 
     def replay(self, steps: int) -> None:
-        """Draw the first ``steps`` rows once more and drop them: what a stream keeps follows from its key."""
+        """Draw the first ``steps`` rows again and drop them: the stream's state is a function of its key."""
         for step in range(steps):
             self._fresh(step, [name for name in self.placement.params if name not in self.lazy])

@@ -1,4 +1,4 @@
-"""Train: the hall where the workshops meet. A plan is the run's description; make_private attaches it to an ordinary loop."""
+"""Train: a plan describes a private run; make_private attaches it to an ordinary training loop, and fit is a ready-made one."""
 
 from __future__ import annotations
 

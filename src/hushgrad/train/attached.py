@@ -1,4 +1,4 @@
-"""What a private run is made of, and its hooks on a model and an optimizer."""
+"""The parts of a private run, and its hooks on a model and an optimizer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OF_A_USER = 16  # examples that a user is taken to have where formulas are chos
 
 
 class Attached(Saving):
-    """A run from the time when it is made, on a model and an optimizer that are as they were before, to the time when it is detached."""
+    """A run from its construction, on an unchanged model and optimizer, until it is detached."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Attached(Saving):
         self._handles.append(Watch(self))
 
     def _check_losses(self) -> None:
-        """Of a certified run: the losses were sums."""
+        """In a certified run: require that the losses were sums."""
         if self._issued is not None:
             self.losses.require(self._issued.counted)
 

@@ -1,4 +1,4 @@
-"""What a certified run assumes of model and machine, looked at on the first batch: each example's activations have bits of their own."""
+"""Checks, on the first batch of a certified run, that each example's activations have the same bits whatever the rest of the batch is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["BatchInvariance"]
 
 
 class BatchInvariance:
-    """Runs the check before the first pass; where parameters are sharded, on as many examples in every process."""
+    """Runs the check before the first pass; with sharded parameters, on equally many examples in every process."""
 
     def __init__(self, capture: Capture, world: World) -> None:
         self._capture, self._world, self._rows, self._passed = capture, world, 0, False
 
     def attach(self, model: nn.Module) -> Any:
-        """Watch the model; before FSDP's own hook, and the capture's, which leave the check's passes out."""
+        """Hook the model, before FSDP's own hook and the capture's, which ignore the check's passes."""
         return model.register_forward_pre_hook(self._check, with_kwargs=True, prepend=True)
 
     def before(self, examples: int) -> None:
@@ -31,7 +31,7 @@ class BatchInvariance:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was found."""
+        """What was found, for the guarantee."""
         if not self._passed:
             return ()
         return (

@@ -74,7 +74,7 @@ class Books(Room):
         ledger.record(cost, times=steps, stream=stream, run=self.run, content=self.content)
 
     def _affordable(self, max_epsilon: float) -> int:
-        """The largest number of steps within the budget; asked once, so that no accountant runs in the step path."""
+        """The largest number of steps within the budget; computed once, so that no accountant runs in the step path."""
 
         def fits(steps: int) -> bool:
             total = self.prior + Ledger()
@@ -90,7 +90,7 @@ class Books(Room):
         return low
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and declarations; with the plan they give the ledger again."""
+        """Counts and declarations; together with the plan they determine the ledger."""
         declared = None if self.declared is None else self.declared.to_json()
         counts = {"issued": self.issued, "foreign": self.foreign, "broken": self.broken, "content": self.content}
         return {**counts, "declared": declared, "prior": self.prior.to_json()}

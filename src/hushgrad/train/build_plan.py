@@ -1,4 +1,4 @@
-"""Recipes: from the field's usual numbers (epochs, batch size, epsilon) to a plan. Behind ``Plan.dpsgd`` and its siblings."""
+"""Builds plans from the usual numbers (epochs, batch size, epsilon). The implementation of ``Plan.dpsgd`` and its siblings."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
 class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A bar on a terminal; elsewhere about ten lines in all. Writes to standard error.
 
-    It shows un-noised metrics (marked by an asterisk) to who runs the training, and stores nothing.
+    It shows un-noised metrics (marked by an asterisk) to the person who runs the training, and stores nothing.
     """
 
     def __init__(self, steps: int) -> None:
@@ -130,7 +130,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             self._progress.stop()
 
     def _take_in(self, metrics: dict[str, Any]) -> None:
-        """Running means: single batches jump about."""
+        """Running means: values of single batches fluctuate."""
         for name in ("raw_loss", "raw_accuracy", "raw_clipped_fraction", "signal_to_noise"):
             value = metrics.get(name)
             if value is not None:

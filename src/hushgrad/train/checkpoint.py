@@ -1,15 +1,15 @@
-"""Checkpoints: a run that is killed at any instant goes on, bit for bit, ledger included.
+"""Checkpoints: a run that is killed at any instant continues bit for bit, ledger included.
 
 **Why no row of noise is ever released with two sums.** The noise and the batch of step t are functions of (key, t). Before the
 first step the folder holds the first weights, the journal and, last, the key: a folder with a key is complete, and one without
 has released nothing. A resumed run starts from the checkpoint of some step s and repeats the steps after s that the killed run
-may have taken: from the same parameters, on the same batch, with the same noise, hence with the same result. What is released a
-second time is the very same value, which tells nobody anything, and is charged once. The journal holds a digest of every
-release, and a repetition that comes out differently is stopped before it is released: see :mod:`hushgrad.release.journal`.
+may have taken: from the same parameters, on the same batch, with the same noise, hence with the same result. Releasing
+the very same value twice reveals nothing more, and is charged once. The journal holds a digest of every release, and a repetition
+that comes out differently is stopped before it is released: see :mod:`hushgrad.release.journal`.
 
-**Why it is never half a checkpoint.** Everything is one file; it is written beside the old one, flushed to the disk, and
-renamed over it, which the file system does at once or not at all; then the directory is flushed. The shards of a sharded run
-are files of their own, which this one names: see :mod:`hushgrad.train.shard_files`.
+**Why there is never half a checkpoint.** Everything is one file; it is written next to the old one, flushed to the disk, and
+renamed over it, which is atomic; then the directory is flushed. The shards of a sharded run are files of their own, which this one
+names: see :mod:`hushgrad.train.shard_files`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Checkpoint:
             self._begin()
 
     def _found(self, take_over: bool) -> int:
-        """Whether there is a run to go on with. What was left by one that died before its first step is removed."""
+        """Whether there is a run to continue. What a run left that died before its first step is removed."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._owner = Owner(self.directory, take_over=take_over, newest=True)
         there = [name for name in (KEY, JOURNAL, _STATE) if (self.directory / name).exists()]
@@ -137,7 +137,7 @@ class Checkpoint:
             return state.exists() and read_tree(state)["private"]["journal"]["position"] > 0
 
     def _begin(self) -> None:
-        """The first weights, the journal, and last the key."""
+        """Write the first weights, the journal, and last the key."""
         private, key = self._private, self._private.key
         self._start = digest_of(private.model.state_dict()) if self._private.sharding is None else "sharded"
         self.save()
@@ -149,9 +149,9 @@ class Checkpoint:
                 write_key(self.directory / KEY, key, plan=private.plan.digest)
 
     def save(self, notes: Mapping[str, Any] | None = None) -> None:
-        """Replace the checkpoint by the run as it is now. ``notes``: plain values to find again (an epoch, metrics).
+        """Replace the checkpoint by the present state of the run. ``notes``: plain values to find again (an epoch, metrics).
 
-        Every process must call it; they need the same folder. Process 0 writes what all have alike, and each its own shards.
+        Every process must call it, with the same folder. Process 0 writes what all have in common, and each its own shards.
         """
         if self._owner is not None:
             self._owner.require()
@@ -181,7 +181,7 @@ class Checkpoint:
             self._world.total(0)  # nobody goes on before the checkpoint is complete
 
     def destroy(self) -> None:
-        """The run is finished: erase key, journal and state, so that nobody can subtract its noise any more."""
+        """Call when the run is finished: erases key, journal and state, so that nobody can subtract its noise any more."""
         self._private.journal.close()
         if self._owner is not None:
             self._owner.require()
@@ -242,7 +242,7 @@ class Checkpoint:
         self.notes, self.resumed, self._start = tree["notes"], True, tree["start"]
 
     def _journal(self, tree: dict[str, Any], owner: Owner) -> Journal:
-        """The journal of the run in ``tree``: neither of another run nor behind the state."""
+        """The journal of the run in ``tree``; refuses one of another run, or one that is behind the state."""
         private = self._private
         journal = Journal.open(self.directory / JOURNAL, private.key, owner)
         expected = {"key": private.key.fingerprint, "plan": private.plan.digest, "start": tree["start"]}

@@ -1,4 +1,4 @@
-"""The data contract of a run: it goes on with the records, the groups and the number that it began with."""
+"""The data contract of a run: it must continue with the same records, groups and size that it began with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Data(NamedTuple):
         return self.dataset is other.dataset and self.groups is other.groups and self.identity == other.identity
 
     def content(self, key: RunKey) -> dict[str, str]:
-        """What can be seen of it now; nothing where its user vouches for it by name."""
+        """A digest of what can be seen of the data now; empty if the user vouches for them by name."""
         if self.identity is not None:
             return {}
         groups = {} if self.groups is None else content_of(self.groups, key.journal)
@@ -39,9 +39,9 @@ class _Data(NamedTuple):
 
 
 class DataContract:
-    """What the run's first loader was given; every later one, also after a restart, must be given the same, unchanged.
+    """What the run's first loader was given; every later loader, also after a restart, must be given the same, unchanged.
 
-    A digest of everything is taken where there is a journal on disk, or when another object comes; of what lies in memory, always.
+    A digest of all data is taken if there is a journal on disk, or when another object comes; of data in memory, always.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class DataContract:
         self.notes: tuple[str, ...] = ()
 
     def require(self, dataset: Any, groups: Grouping | None, identity: str | None, key: RunKey, journal: Journal) -> None:
-        """Bind the run to these data, or find them to be those that it is bound to.
+        """Bind the run to these data, or check that they are those that it is bound to.
 
         Raises:
-            ArgumentError: where they are others, or have changed.
+            ArgumentError: if they are others, or have changed.
         """
         data = _Data(dataset, groups, None if identity is None else _check.instance(str, identity=identity))
         if self._first is None or not self._first.is_the_same_object(data):
@@ -71,16 +71,16 @@ class DataContract:
             self.require_unchanged()
 
     def read(self) -> None:
-        """Before the first step: reading alone must not have changed the data, so that a change tells something later.
+        """Before the first step: check that reading alone does not change the data, so that a later change means something.
 
         Raises:
-            ArgumentError: where it has.
+            ArgumentError: if it does.
         """
         self.require_unchanged()
         self.is_read = True
 
     def changed(self) -> str:
-        """In what the data are no longer those of the first loader; empty where they are."""
+        """How the data differ from those of the first loader; empty if they do not."""
         if self._latest is None or self._key is None:
             return ""
         now = self._latest.content(self._key)
@@ -90,10 +90,10 @@ class DataContract:
         return "" if not places else f"the data of this run were changed while it went on (data{places[0]})"
 
     def require_unchanged(self) -> None:
-        """Before a step.
+        """Called before a step.
 
         Raises:
-            ArgumentError: where the data have changed since the run's first loader.
+            ArgumentError: if the data have changed since the run's first loader.
         """
         if changed := self.changed():
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""fit: the training loop, for those who do not want to write their own."""
+"""fit: a ready-made private training loop."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Passes:
         self.raw_correct: list[tuple[Tensor, int]] = []
 
     def run(self, batch: Batch) -> Tensor:
-        """All passes of ``batch``; the closure of the optimizer's step. Rows of an empty batch do not count, and its step is only noise."""
+        """All passes of ``batch``, as the closure of the optimizer's step. Rows of an empty batch do not count; its step is only noise."""
         self.raw_loss, self.raw_correct, self.examples = [], [], batch.examples - batch.padding
         for part in self._private.split(batch, self._size or _WHOLE):
             output, target, loss = self._forward(_moved(part, self._device), part.examples)
@@ -195,7 +195,7 @@ class Passes:
         return self.raw_loss[0][0]
 
     def _mean(self, loss: Tensor, examples: int, counted: int) -> Tensor:
-        """The loss of a pass as a mean: a certified run's is a sum, over all examples if it is not taken of each alone."""
+        """The loss of a pass as a mean: that of a certified run is a sum, over all examples unless it is taken of each alone."""
         if self._private.losses.capture.loss_reduction == "sum":
             return loss / max(1, counted if self._by_outputs else examples)
         return loss * (examples / max(1, counted)) if self._by_outputs and self._private.losses.fixed else loss
@@ -231,7 +231,7 @@ class Passes:
         return model(*inputs), target
 
     def _count_correct(self, output: Any, target: Any, counted: int) -> None:
-        """Counts hits where the task is classification: scores (B, classes, ...) and whole numbers (B, ...)."""
+        """Counts correct predictions if the task is classification: scores (B, classes, ...) and integer targets (B, ...)."""
         if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
             return
         if output.dim() >= 2 and output.shape[:1] + output.shape[2:] == target.shape:
@@ -252,7 +252,7 @@ def _moved(data: Any, device: torch.device) -> Any:
 
 @dataclass
 class _Observer:
-    """What is told after each step. Names that begin with ``raw_`` are not covered by the guarantee."""
+    """Collects the metrics that callbacks get after each step. Names that begin with ``raw_`` are not covered by the guarantee."""
 
     private: Private
     prior: Ledger | None

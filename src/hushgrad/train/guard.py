@@ -1,4 +1,4 @@
-"""The guard: refuses, at attach and before every step, what would let a raw gradient through, and steps for which there is no room."""
+"""The guard: refuses, at attach and before every step, what would let a raw gradient through, and steps beyond the plan or the budget."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ register_optimizer_step_pre_hook(_steps)  # one for all runs: a private step pas
 
 
 def checks(optimizer: Optimizer) -> None:
-    """``optimizer`` computes a run's steps a second time, and nothing of its model is kept: no guarantee needs to speak of it."""
+    """Register ``optimizer`` as one that only recomputes a run's steps and keeps nothing of its model: no guarantee mentions it."""
     _checking.add(optimizer)
 
 
 class Watch:
-    """Have the guarantee of ``run`` say that an ordinary optimizer stepped after the first batch was dealt; until it is removed.
+    """Until removed, make the guarantee of ``run`` mention any other optimizer that steps after the first batch was dealt.
 
-    A copy of the model that was made before ``make_private`` is an ordinary model. What it has seen, nobody here can see; but torch tells
-    of every optimizer that steps.
+    A copy of the model made before ``make_private`` is an ordinary model. What it was trained on cannot be seen here; but torch reports
+    every optimizer that steps.
     """
 
     def __init__(self, run: Attached) -> None:
@@ -90,7 +90,7 @@ class Watch:
         _watched.add(run)
 
     def remove(self) -> None:
-        """No longer."""
+        """Stop watching."""
         _watched.discard(self._run)
 
 
@@ -112,7 +112,7 @@ def _require_plain(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 class Room:
-    """The steps of a run: how many were taken, and whether one more may be."""
+    """The steps of a run: how many were taken, and whether one more is allowed."""
 
     plan: Plan
     issued: int  # steps on batches of the run's own loader
@@ -123,10 +123,10 @@ class Room:
     limit: int  # how many steps the plan and the budget allow in all
 
     def require_room(self, *, issued: bool) -> None:
-        """Raise if the next step may not be taken; nothing has been touched yet.
+        """Raise if the next step is not allowed; nothing has been changed yet.
 
         Raises:
-            BudgetExceeded: after the last step of the plan, or where the next one would cost more than ``max_epsilon``.
+            BudgetExceeded: after the last step of the plan, or if the next one would cost more than ``max_epsilon``.
         """
         taken = self.taken
         if taken >= self.plan.steps:
@@ -150,7 +150,7 @@ class Room:
 
 
 class Guard:
-    """Remembers what was attached, and says when it is no longer that."""
+    """Remembers what was attached, and notices when it has changed."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         _check.instance(nn.Module, model=model)
@@ -186,7 +186,7 @@ class Guard:
         own[_DIVIDES] = True
 
     def detach(self) -> None:
-        """Let them go."""
+        """Release them."""
         own = vars(self._optimizer)
         own.pop(_DIVIDES, None)
         own.update(self._kept)
@@ -194,17 +194,17 @@ class Guard:
         _captured.discard(self._model)
 
     def before(self) -> None:
-        """A batch is handed out.
+        """Called when a batch is handed out.
 
         Raises:
-            CaptureError: if the model or the optimizer has other parameters: a pass would end in an error of autograd's.
+            CaptureError: if the model or the optimizer has other parameters: a pass would end in an autograd error.
         """
         self._require_same()
         if self._due:
             self.released.before()
 
     def check(self, options: Mapping[str, Any]) -> None:
-        """Before a step: is everything still as attached, and did no raw gradient come in? ``options`` are the step's own.
+        """Before a step: check that everything is still as attached, and that no raw gradient came in. ``options`` are the step's own.
 
         Raises:
             CaptureError: if not; nothing has been released.
@@ -224,7 +224,7 @@ class Guard:
         self._due = (self._checks + 1) & self._checks == 0  # at steps 1, 2, 4, 8 and so on
 
     def _refuse_scale(self) -> NoReturn:
-        """A GradScaler that steps leaves its scale with the optimizer, or gives itself as an option; nothing of it stays behind."""
+        """Refuse a GradScaler: one that steps leaves its scale with the optimizer, or is passed as an option; its traces are removed."""
         vars(self._optimizer).pop("grad_scale", None)
         vars(self._optimizer).pop("found_inf", None)
         raise CaptureError(SCALED)

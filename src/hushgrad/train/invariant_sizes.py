@@ -1,8 +1,8 @@
-"""From how many rows on a row of a batch has bits of its own on this machine: looked at before a run, on products of the model's shapes.
+"""Finds the batch sizes in which a row's bits do not depend on the other rows on this machine, by trying products of the model's shapes.
 
-Libraries choose kernels by shape. Where a batch of three rows is computed by another kernel than one of four, a fourth record changes the
-last bits of the other three, and a network, or a unit whose examples cancel, amplifies that as it likes. So batches are filled up
-to sizes in which this does not happen. Nothing here reads data: which sizes these are is a public fact about model and machine.
+Libraries choose kernels by shape. If batches of three and of four rows are computed by different kernels, a fourth record changes the
+last bits of the other three, and a network, or a unit whose examples cancel, may amplify that without bound. So batches are padded
+to sizes for which this does not happen. Nothing here reads data: these sizes are a public fact about the model and the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LENGTHS = (
 
 
 class InvariantSizes(NamedTuple):
-    """The sizes that a run's batches have, what a guarantee must say about them, and torch's threads that they hold for (None: any)."""
+    """The sizes of a run's batches, what a guarantee must say about them, and the torch threads that they hold for (None: any)."""
 
     sizes: Sizes
     notes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class InvariantSizes(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module, *, certified: bool = False) -> InvariantSizes:
-        """For this model on this machine, with as many threads as there are now. A device's kernels are not looked at."""
+        """For this model on this machine, with the present number of threads. Kernels of devices are not tested."""
         weights = {_shape(p) for p in model.parameters() if p.dim() > 1 and p.is_floating_point() and p.device.type == "cpu"}
         if certified or any(_often_moves(outputs, inputs) for outputs, inputs, _ in weights):
             request_batch_invariance()
@@ -66,10 +66,10 @@ class InvariantSizes(NamedTuple):
         return _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])._replace(threads=threads)
 
     def require_threads(self) -> None:
-        """Refuse another number of threads than the sizes were found under: there, others may be needed.
+        """Refuse another number of threads than the sizes were found with: it may need other sizes.
 
         Raises:
-            CaptureError: where it has changed.
+            CaptureError: if it has changed.
         """
         now = torch.get_num_threads()
         if self.threads is not None and now != self.threads:
@@ -80,12 +80,12 @@ class InvariantSizes(NamedTuple):
 
 
 class OneLength:
-    """In half precision, and in a certified run, all examples have one size, or steps are refused.
+    """In half precision, and in a certified run, all examples must have one size, or steps are refused.
 
-    How far a text is padded follows from the longest one of its batch, and kernels are chosen by shape: an example's activations are
-    rounded otherwise where a longer one is there. In bfloat16 that is 0.4 % of everything, and no clipping bounds it: one long text that
-    leaves a batch of 6 moved the clipped sum by 1.0009 of the bound. In single precision it is far below the promised 1e-4; but what is
-    proved of a certified run needs activations that have, bit for bit, nothing of other records.
+    The length to which a text is padded depends on the longest one of its batch, and kernels are chosen by shape: so a longer example
+    changes the rounding of all others. In bfloat16 that is 0.4 % of everything, and clipping does not bound it: one long text that
+    leaves a batch of 6 moved the clipped sum by 1.0009 of the bound. In single precision it is far below the promised 1e-4; but the proof
+    for a certified run needs activations that are bit for bit independent of other records.
     """
 
     def __init__(self, capture: Capture, *, vouched: bool, certified: bool) -> None:
@@ -96,14 +96,14 @@ class OneLength:
         self._sizes: set[tuple[Any, ...]] | None = None  # of one example in each input, in every step
 
     def require(self, taken: int, follows: Callable[[], bool] | None) -> None:
-        """Refuse a step, where it matters, on other sizes than those before, or on sizes that its largest example has chosen.
+        """Refuse a step, where it matters, on other sizes than those before, or on sizes that its largest example has determined.
 
         Args:
             taken: steps so far.
-            follows: tells whether the batch's sizes are those of its largest example; None: all its examples are of one size.
+            follows: returns whether the batch's sizes are those of its largest example; None: all its examples are of one size.
 
         Raises:
-            NotIsolated: for good. Sizes that were seen to change make what was released before infinite.
+            NotIsolated: for good. If sizes have changed, what was released before counts as infinite.
         """
         sizes, first = self._capture.sizes, self._capture.first_size
         if self._sizes is None and first is not None:
@@ -114,13 +114,13 @@ class OneLength:
             raise NotIsolated(_LENGTHS)
 
     def _matters(self) -> bool:
-        """Something is computed in less than single precision (activations, frozen weights, products), or all is to be proved."""
+        """Whether something is computed in less than single precision (activations, frozen weights, products), or the run is certified."""
         half = self._always or self._capture.rounded or torch.get_float32_matmul_precision() != "highest"
         return half and not self._vouched
 
 
 class _Seen(NamedTuple):
-    """Of one shape: the sizes of batches whose rows differ from those of large ones, and those within which the place matters."""
+    """For one shape: the batch sizes whose rows differ from those of large batches, and those within which a row's position matters."""
 
     other: frozenset[int]
     tried: int  # the largest one
@@ -128,7 +128,7 @@ class _Seen(NamedTuple):
 
 
 def _often_moves(outputs: int, inputs: int) -> bool:
-    """Whether rows of such layers were seen to have other bits at other places: MKL must be asked before its first product."""
+    """Whether layers of such shapes are known to give other bits at other positions: MKL must be asked before its first product."""
     return inputs <= _NARROW or inputs % 4 != 0 or outputs == 1
 
 
@@ -139,9 +139,9 @@ def _shape(p: Tensor) -> tuple[int, int, torch.dtype]:
 
 @cache
 def _looked_at(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> _Seen:
-    """Products with a weight of this shape and with its transpose, for batches of every size up to a few for each thread.
+    """Test products with a weight of this shape and with its transpose, for batches of every size up to a few for each thread.
 
-    Two kernels give a number the same bits by chance, often; so of layers that give few numbers several draws are looked at.
+    Two kernels often give a number the same bits by chance; so for layers with few outputs several draws are tested.
     """
     generator, tried = torch.Generator().manual_seed(0), 4 * max(8, threads) + 3
     draws = [_drawn_once(outputs, inputs, dtype, tried, generator) for _ in range(-(-_NUMBERS // min(outputs, inputs)))]
@@ -152,7 +152,7 @@ def _looked_at(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> _
 def _drawn_once(
     outputs: int, inputs: int, dtype: torch.dtype, tried: int, generator: torch.Generator
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The sizes up to ``tried`` that are seen to differ, and those within which the place is seen to matter."""
+    """The sizes up to ``tried`` that differ, and those within which the position matters."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
@@ -173,7 +173,7 @@ def _drawn_once(
 
 
 def _sizes(seen: list[_Seen]) -> InvariantSizes:
-    """The fewest rows that every layer allows."""
+    """The least number of rows that every layer allows."""
     other = frozenset(range(1, _FEW + 1)).union(*(layer.other for layer in seen))
     moved = frozenset[int]().union(*(layer.moved for layer in seen))
     last = max(other)

@@ -1,4 +1,4 @@
-"""Loops of other frameworks, as an audit takes them: how a batch is run there, and what its loss is."""
+"""Training loops of other frameworks, as an audit needs them: how a batch is run, and what its loss is."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Loop"]
 
 
 class Loop(ABC):
-    """The passes of a framework's own loop, for any model that stands where the run's own does."""
+    """The passes of a framework's own loop, for any model in the place of the run's own."""
 
     @abstractmethod
     def run(self, private: Private, batch: Batch, size: int | None) -> None:
-        """All forward and backward passes of ``batch``, as the framework makes them; in parts of ``size`` where it has none of its own."""
+        """All forward and backward passes of ``batch``, as the framework makes them; in parts of ``size`` if it has none of its own."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of some examples by a model that nothing is attached to."""
+        """The mean loss of some examples, by a model without hooks."""

@@ -1,4 +1,4 @@
-"""What a loss is given: tensors with one row for each example, whatever holds them, and some of these examples."""
+"""The arguments of a loss: tensors with one row for each example, in any container, and subsets of these examples."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ __all__ = ["Arguments", "has_rows", "only", "ordinary", "rows_of"]
 
 
 class Arguments:
-    """A function's arguments, of which every tensor has one row for each example."""
+    """A function's arguments; every tensor in them has one row for each example."""
 
     def __init__(self, fn: Callable[..., Tensor], args: Any) -> None:
         self.fn, self.args, self.tensors = fn, args, leaves(args)
 
     def of(self, fn: Callable[..., Tensor]) -> Arguments:
-        """The same of another function."""
+        """The same arguments for another function."""
         return Arguments(fn, self.args)
 
     def apart(self) -> Arguments:
-        """Copies of the tensors: gradients of a comparison do not reach the model."""
+        """With copies of the tensors, so that gradients of a comparison do not reach the model."""
         return Arguments(self.fn, mapped(self.args, lambda t: t.detach().clone().requires_grad_(t.requires_grad)))
 
     def only(self, which: Tensor) -> Arguments:
-        """Some examples."""
+        """The same for some examples."""
         return Arguments(self.fn, mapped(self.args, lambda t: t.detach()[which].requires_grad_(t.requires_grad)))
 
     def together(self) -> Tensor:
-        """What the function gives for all examples: one number, or one for each."""
+        """The function's result for all examples: one number, or one for each."""
         return _mean_of_each(self.fn(*self.args))
 
     def at_once(self) -> Tensor:
-        """What it gives for each alone, by vmap."""
+        """Its result for each example alone, by vmap."""
         return torch.func.vmap(self._one, randomness="different")(*self.tensors)  # type: ignore[no-any-return]
 
     def one_by_one(self) -> Tensor:
@@ -46,7 +46,7 @@ class Arguments:
 
     @property
     def count(self) -> int:
-        """Of examples."""
+        """The number of examples."""
         return len(self.tensors[0])
 
     def _one(self, *rows: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def has_rows(data: Any, examples: int) -> bool:
 
 
 def rows_of(data: Any, examples: int, remedy: str) -> list[Tensor]:
-    """All tensors in ``data``, each with a row for each example; what hides tensors from us is refused, too."""
+    """All tensors in ``data``, each with a row for each example; an object that may hide tensors is refused."""
     found = leaves(data)
     strange = next((t for t in found if not has_rows(t, examples)), None)
     if strange is not None:
@@ -78,7 +78,7 @@ def rows_of(data: Any, examples: int, remedy: str) -> list[Tensor]:
 
 
 def _closed(value: Any) -> Any:
-    """An object that holds tensors but is none of the containers that are looked into; None if there is none."""
+    """An object that holds tensors but is none of the known containers; None if there is none."""
     if isinstance(value, (Tensor, nn.Module)):
         return None
     if leaves(getattr(value, "__dict__", None)) and not leaves(value):
@@ -87,12 +87,12 @@ def _closed(value: Any) -> Any:
 
 
 def _mean_of_each(losses: Tensor) -> Tensor:
-    """(n,) from (n, ...): the mean over each example's own; a scalar stays one."""
+    """(n,) from (n, ...): the mean over each example's own numbers; a scalar stays one."""
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
 
 def ordinary(data: Any, losses: Tensor) -> Tensor:
-    """Which examples have a loss: without infinite numbers, or none, in their rows. Of the others there is no mean to compare."""
+    """Which examples have only finite numbers in their rows. For the others there is no mean to compare."""
     made = ~losses.detach().isinf()  # NaN of rows that are numbers may well be the mean over none of them
     for t in leaves(data):
         finite = t.detach().isfinite()

@@ -1,4 +1,4 @@
-"""Micro-batches that are cut first and passed afterwards: ``parts = list(batch.split(size))``."""
+"""Micro-batches that are cut first and run afterwards: ``parts = list(batch.split(size))``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Place = tuple[int, torch.Size]
 
 
 class Parts:
-    """Says, when the model is called, which micro-batch it is called with.
+    """Recognises, when the model is called, which micro-batch it is called with.
 
-    A loop over ``batch.split(size)`` passes each part before the next one is cut, and there is nothing to say. Parts that wait in a list
-    are told apart by their memory: the tensors that the model is given are those of one part. No part is passed twice.
+    A loop over ``batch.split(size)`` runs each part before the next one is cut, and needs none of this. Parts that wait in a list are
+    recognised by their memory: the tensors that the model gets are those of one part. No part is run twice.
     """
 
     def __init__(self, model: nn.Module, announce: Callable[[Batch], None]) -> None:
@@ -31,7 +31,7 @@ class Parts:
         self.clear()
 
     def clear(self) -> None:
-        """A whole batch is handed out: it has no parts yet."""
+        """Called when a whole batch is handed out: it has no parts yet."""
         self.any = False
         self.listed = False  # some part waited while the next one was cut
         self._cut = 0
@@ -40,7 +40,7 @@ class Parts:
         self._passed = True  # the part that was cut last, or there is none
 
     def issued(self, part: Batch) -> None:
-        """The loader hands out a part of a batch; from the first one of a run on the model's passes are watched."""
+        """Called when the loader hands out a part of a batch; from the first one of a run on, the model's passes are watched."""
         if part.part == 0:
             self.clear()
         if self._handle is None:  # before the capture's own hook: it says which part is passed
@@ -54,7 +54,7 @@ class Parts:
         self.any, self._passed, self._cut = True, False, self._cut + 1
 
     def remove(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._handle is not None:
             self._handle.remove()
 
@@ -76,7 +76,7 @@ class Parts:
         self._announce(self._waiting.pop(own.pop()))
 
     def check(self) -> None:
-        """Raise if a part that waited in a list was never passed.
+        """Raise if a part that waited in a list was never run.
 
         Raises:
             CaptureError: nothing has been released.
@@ -90,7 +90,7 @@ class Parts:
 
 
 class _Hook:
-    """Says when the model itself is called. A copy of the model has the hook as well, where it says nothing."""
+    """Tells when the model itself is called. In a copy of the model this hook does nothing."""
 
     def __init__(self, model: nn.Module | None = None, enter: Callable[[Any, Any], None] | None = None) -> None:
         self._model, self._enter = model, enter

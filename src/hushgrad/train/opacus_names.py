@@ -1,4 +1,4 @@
-"""Words that people bring along: arguments of Opacus, and what each is called here."""
+"""Names of arguments in Opacus, and what each is called here: for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is refused for when it is made: parts that contradict each other, and whatever no theorem covers."""
+"""Refuses plans whose parts contradict each other, or that no theorem covers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def require_consistent(plan: Plan) -> None:
 
 
 def require_theorems(plan: Plan) -> None:
-    """Ask for the theorems now: a plan that nobody can account for is refused before any data is touched."""
+    """Look up the theorems now: a plan without an accounting is refused before any data is touched."""
     _require_theorem(plan.noise, plan.participation, plan.steps, plan.relation)
     if plan.before is not None:
         _require_finite(plan.before, plan.relation)
 
 
 def _require_adaptive(plan: Plan, clip: Adaptive) -> None:
-    """Gradient and count are one Gaussian mechanism only if the noise is independent, and the divisor is one."""
+    """Refuse adaptive clipping if gradient and count are not one Gaussian mechanism: noise must be independent, and the divisor one."""
     if not isinstance(plan.noise, Independent):
         raise NoTheorem(
             "Adaptive clipping moves the clip norm, and correlated noise needs a constant one. Use independent noise."
@@ -57,7 +57,7 @@ def _require_adaptive(plan: Plan, clip: Adaptive) -> None:
 
 
 def _require_room(plan: Plan, pad_to: int) -> None:
-    """Batches of one size need a sampler that never deals more."""
+    """Require, for batches of one size, a sampler that never deals more."""
     most = plan.sampler.most
     if most is None:
         remedy = 'Use sampling="truncated_poisson", "fixed_size" or "round_robin".'
@@ -67,7 +67,7 @@ def _require_room(plan: Plan, pad_to: int) -> None:
 
 
 def _require_rounding(plan: Plan) -> None:
-    """Sum plus noise is correctly rounded where the noise of a step is fresh, and there is some."""
+    """Require fresh noise in each step for correct rounding of the sum plus noise."""
     if not isinstance(plan.noise, Independent):
         raise NoTheorem(
             "No theorem covers correlated rows that are correctly rounded: their recursion would need an error bound that grows "
@@ -94,14 +94,14 @@ def require_comparable(sampler: Sampler, relation: Relation) -> None:
 
 @lru_cache(maxsize=64)
 def _require_theorem(noise: Mechanism, participation: Participation, steps: int, relation: Relation) -> None:
-    """The mechanism must have a theorem for the participation, and the accountant one for the resulting event."""
+    """Require a theorem of the mechanism for the participation, and of the accountant for the resulting event."""
     from hushgrad import accounting
 
     accounting.epsilon(noise.event(1.0, participation, steps), delta=0.5, relation=relation)
 
 
 def require_room(before: Event, *, delta: float, accountant: str | Accountant, relation: Relation, **budget: float) -> None:
-    """Refuse a budget (a name and its epsilon) that what came before has used up: no noise of the steps could meet it."""
+    """Refuse a budget (a name and its epsilon) that is used up by what came before: no noise of the steps could meet it."""
     from hushgrad import accounting
 
     ((name, epsilon),) = budget.items()
@@ -115,7 +115,7 @@ def require_room(before: Event, *, delta: float, accountant: str | Accountant, r
 
 @lru_cache(maxsize=64)
 def _require_finite(before: Event, relation: Relation) -> None:
-    """What came before must have a finite price, or no noise of the steps could ever meet a budget."""
+    """Require a finite cost of what came before, or no noise of the steps could ever meet a budget."""
     from hushgrad import accounting
 
     if accounting.epsilon(before, delta=0.5, relation=relation) == float("inf"):

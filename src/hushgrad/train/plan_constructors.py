@@ -1,4 +1,4 @@
-"""The common plans by their common names: DP-SGD, DP-FTRL and noisy full-batch descent. What they come to is in build_plan.py."""
+"""Constructors of the common plans: DP-SGD, DP-FTRL and noisy full-batch descent. The arithmetic is in build_plan.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["PlanConstructors"]
 
 
 class PlanConstructors:
-    """Plans from the field's usual numbers; :class:`hushgrad.train.Plan` has them."""
+    """Constructors of plans from the usual numbers; the base class of :class:`hushgrad.train.Plan`."""
 
     @classmethod
     @_check.answering(OPACUS)

@@ -99,7 +99,7 @@ class Private(Attached):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
-        """Refuse: whoever unpacks a run expects the three objects of Opacus."""
+        """Refuse unpacking: Opacus returns three objects, this is one."""
         raise ArgumentError(
             "Expected one name on the left: private = make_private(model, optimizer, plan). Model and optimizer stay yours; batches "
             "come from private.loader(dataset)."
@@ -159,7 +159,7 @@ class Private(Attached):
         return made
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last may be nobody's.
+        """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last ones may be empty.
 
         Run forward and backward on each, those of weight 0 too: sharded parameters are gathered by all processes together.
         """
@@ -172,18 +172,19 @@ class Private(Attached):
     def loss(self, fn: Callable[..., Tensor], *, per_example: bool = False) -> PrivateLoss:
         """``fn`` as a loss of this run: (1/B) sum_i fn(output_i, target_i), each example's by itself.
 
-        **Formal guarantee.** Example i enters the loss only through fn of its own rows, if ``fn`` keeps nothing. Steps whose passes
-        all came through such a loss need nobody's word for it; else, and from the first pass on in which ``fn`` was seen to keep
-        something (a centre, a queue, a running mean; but for counts of its calls), ``spent()`` says that the user vouches for the loss.
+        **Formal guarantee.** Example i enters the loss only through fn of its own rows, if ``fn`` keeps no state. If all passes of all
+        steps came through such a loss, the guarantee needs no promise of yours. Otherwise, and from the first pass on in which ``fn`` was
+        seen to keep something (a centre, a queue, a running mean; counting its calls is fine), ``spent()`` says that you vouch for the
+        loss.
 
         On the first batch the result is compared with ``fn`` of the whole batch. Class weights, ``ignore_index``, contrastive
-        losses and a maximum over the batch are no mean over the examples, and are refused; ``fn`` may give one number for each
+        losses and a maximum over the batch are not means over the examples, and are refused; ``fn`` may return one number for each
         example (``reduction="none"``), which keeps class weights.
 
         Args:
-            fn: of outputs and targets, every tensor with a row for each example. Or of the model and the batch, for what needs
-                both: such a function is only tried, on some examples alone, together, removed and replaced, now and then again.
-            per_example: the mean over single examples is what is meant, also where ``fn`` of a whole batch is something else.
+            fn: a function of outputs and targets, every tensor with a row for each example. Or of the model and the batch, if it needs
+                both: such a function is only tested, from time to time, on some examples alone, together, removed and replaced.
+            per_example: the mean over single examples is what you mean, even if ``fn`` of a whole batch is something else.
 
             >>> model = nn.Linear(3, 2)
             >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=2)
@@ -198,7 +199,7 @@ class Private(Attached):
         return PrivateLoss(fn, self.losses, per_example=per_example)
 
     def explain(self) -> str:
-        """How each module's gradients are told apart by example, as far as batches were seen: module, rule, layout, cost."""
+        """A table of how each module's per-example gradients are computed, for the batches seen so far: module, rule, layout, cost."""
         return self._capture.explain()
 
     def spent(self, accountant: str = "pld") -> Guarantee:

@@ -1,4 +1,4 @@
-"""What can be said about a run while it goes on, without touching its privacy: epsilon so far, signal to noise."""
+"""What can be reported during a run without affecting its privacy: epsilon so far, signal to noise."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MARKS = (1 / 128, 1 / 64, 1 / 32, *(k / 16 for k in range(1, 17)))  # a questio
 class EpsilonSoFar:
     """An upper bound of the epsilon spent, exact at every sixteenth of the steps, and at 1/128, 1/64 and 1/32 of them.
 
-    Between two marks the next one's is told: it holds because epsilon grows with the number of steps. An accountant is asked when a
-    step passes a mark, and once in a process for runs with the same plan.
+    Between two marks the value of the next one is given, which is an upper bound because epsilon grows with the number of steps. The
+    accountant runs when a step passes a mark, and once in a process for runs with the same plan.
     """
 
     def __init__(self, plan: Plan, *, steps: int | None = None, prior: Ledger | None = None) -> None:
@@ -58,7 +58,7 @@ class SignalToNoise:
 
     The noise z of a step is independent of its signal g, so E||g + z||² = ||g||² + d std²: the estimate is
     sqrt(max(0, ||g + z||² - d std²)) / (std sqrt(d)). It is post-processing, hence as private as the model. With a denoiser
-    the released gradient is not g + z, and nothing is told (None).
+    the released gradient is not g + z, and the estimate is None.
     """
 
     def __init__(self, private: Private) -> None:

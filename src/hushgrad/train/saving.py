@@ -1,4 +1,4 @@
-"""What a run keeps for a later process: its state, its key, its journal, who took part. The lasting half of :class:`Private`."""
+"""What a run keeps for a later process: its state, its key, its journal, who took part. A base class of :class:`Private`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Saving(Stepping):
     _resumed: int | None = None  # how many steps a state that was loaded had taken
 
     def state_dict(self, *, with_key: bool = False) -> dict[str, Any]:
-        """Everything that a resumed run needs beside the model's and the optimizer's own state.
+        """Everything that a resumed run needs besides the model's and the optimizer's own state.
 
         Secrets are left out unless asked for: the key, and the buffers of correlated noise (which are drawn again from the key
-        at loading). With them in hand the noise can be subtracted; keep them apart (mode 0600), as a ``Checkpoint`` does.
+        at loading). Whoever has them can subtract the noise; store them separately (mode 0600), as a ``Checkpoint`` does.
         """
         self.settle()
         self._later.settle()
@@ -63,12 +63,12 @@ class Saving(Stepping):
 
     @property
     def spread(self) -> bool:
-        """Several processes hold the run's state: each has a part of the noise and, with ``fully_shard``, of the parameters."""
+        """Whether several processes hold the run's state: each has a part of the noise and, with ``fully_shard``, of the parameters."""
         return self.placement.in_parts or self._world.size > 1
 
     @property
     def sharding(self) -> Sharded | None:
-        """The placement, if it is one in which each process holds a part of every parameter."""
+        """The placement, if each process holds a part of every parameter; otherwise None."""
         return self.placement if isinstance(self.placement, Sharded) else None
 
     def noise_state(self) -> dict[str, Any]:
@@ -77,10 +77,10 @@ class Saving(Stepping):
         return self._release.stream.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, key: bytes | None = None) -> None:
-        """Continue an interrupted run, bit for bit. It must be the same plan, under the same key.
+        """Continue an interrupted run, bit for bit. It must have the same plan and the same key.
 
-        ``key`` is needed unless this object was made with it, or ``state`` was saved ``with_key``. A run cannot go on under
-        another key: steps after the last checkpoint may have been released, and would be taken again with fresh noise.
+        ``key`` is needed unless this object was made with it, or ``state`` was saved ``with_key``. A run cannot continue under
+        another key: steps after the last checkpoint may have been released, and would be repeated with fresh noise.
         """
         self.require_resumable(state)
         if (
@@ -113,7 +113,7 @@ class Saving(Stepping):
         self._guard.released.renew()
 
     def require_resumable(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another plan, and one of an earlier step: two releases under one noise differ by bare gradients."""
+        """Refuse a state of another plan, or of an earlier step: two releases with the same noise reveal a difference of bare gradients."""
         if Plan.from_json(state["plan"]) != self.plan:
             _check.fail("plan", self.plan.digest[:12], "to be the plan of the interrupted run", "Make a new run for a new plan.")
         was_lazy = state.get("lazy_tables", False)
@@ -145,7 +145,7 @@ class Saving(Stepping):
         self._release.use_key(key)
 
     def keep_journal(self, journal: Journal) -> None:
-        """Write every release down in ``journal`` from now on."""
+        """Record every release in ``journal`` from now on."""
         self._later.settle()
         self._journal = journal
 
@@ -160,7 +160,7 @@ class Saving(Stepping):
         return {} if self._attendance is None else self._attendance.state_dict()
 
     def load_attendance(self, state: dict[str, Any]) -> None:
-        """Continue the book of who took part."""
+        """Continue the record of who took part."""
         if state:
             self._attendance = Attendance(self.plan.participation, units=len(state["count"]))
             self._attendance.load_state_dict(state)

@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 def cut_tree(tree: Any, pieces: Pieces) -> Any:
-    """``tree`` with a mark in the place of every sharded tensor, whose local part is put into ``pieces``."""
+    """``tree`` with a marker in place of every sharded tensor, whose local part is put into ``pieces``."""
     if is_sharded(tree):
         key = f"tensor.{len(pieces)}"
         shard = Shard.of(tuple(tree.shape), tree.device_mesh.get_local_rank(), tree.device_mesh.size())
@@ -112,7 +112,7 @@ class ShardFiles:
         self._directory, self._world = directory, world
 
     def write(self, pieces: Pieces, generation: int) -> list[list[str]]:
-        """Write this process's file; the (name, digest) of all processes' files."""
+        """Write this process's file; returns the (name, digest) of all processes' files."""
         with self._world.together():
             path = self._directory / self._name(generation, self._world.rank)
             with replacing(path) as temporary:
@@ -136,7 +136,7 @@ class ShardFiles:
                 path.unlink(missing_ok=True)
 
     def verify(self, files: list[list[str]]) -> None:
-        """Every file is there and as it was written; the processes share the work."""
+        """Check that every file exists and is unchanged; the processes share the work."""
         with self._world.together():
             for name, digest in files[self._world.rank :: self._world.size]:
                 path = self._directory / name
@@ -175,7 +175,7 @@ class ShardFiles:
             return file.get_slice(key)[:, :0]  # type: ignore[no-any-return]
 
     def rng(self, files: list[list[str]]) -> Any:
-        """The random states that the process of this number had; those of process 0 where there was none."""
+        """The random states of the process with this rank; those of process 0 if there was none."""
         rank = self._world.rank if self._world.rank < len(files) else 0
         with _opened(self._directory / files[rank][0]) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys() if name.isdigit()}  # noqa: SIM118  (not a dict)

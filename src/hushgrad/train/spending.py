@@ -1,4 +1,4 @@
-"""What a ledger comes to: the guarantee for everything in it."""
+"""Converts a ledger into the guarantee for everything in it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CERTIFIED = (
 def guarantee_of(
     ledger: Ledger, plan: Plan, *, reproducible: bool = False, accountant: str = "pld", notes: tuple[str, ...] = ()
 ) -> Guarantee:
-    """The guarantee for everything in ``ledger``, asked with the delta, relation and unit of ``plan``.
+    """The guarantee for everything in ``ledger``, with the delta, relation and unit of ``plan``.
 
     Ledgers of several phases on the same data add up: ``guarantee_of(first.ledger + second.ledger, plan)``.
 
     Args:
         ledger: what happened.
-        plan: whose delta, relation and unit are asked for.
+        plan: its delta, relation and unit are used.
         reproducible: whether the noise came from a seed, which the guarantee then says.
-        accountant: who computes epsilon.
+        accountant: the accountant that computes epsilon.
         notes: further sentences for the guarantee.
     """
     event = ledger.event()
@@ -44,7 +44,7 @@ def guarantee_of(
 
 
 def epsilon_of(event: Event, plan: Plan, accountant: str = "pld") -> float:
-    """What an event costs, asked with the delta and relation of ``plan``."""
+    """The epsilon of an event, with the delta and relation of ``plan``."""
     from hushgrad import accounting  # not needed to train, and takes a while to import
 
     if event == Compose(()):

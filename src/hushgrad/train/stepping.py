@@ -1,4 +1,4 @@
-"""The path of one batch through a run: issued, passed, checked, released, charged. The private half of :class:`Private`.
+"""The path of one batch through a run: issued, passed, checked, released, charged. A base class of :class:`Private`.
 
 1, 2   the loader hands out a batch, stamped: :meth:`Stepping._on_issue`
 3, 4   forward and backward: the capture's
@@ -7,8 +7,8 @@
 8      released, denoised: :meth:`hushgrad.release.core.Release.finished`
 9, 10  the user's own optimizer; :meth:`Stepping._after_step`
 
-What only some runs need (lazy tables, sharded parameters, several processes, certified sums) is decided when a run is made: it is in the
-lists of what is done before a pass and asked before a step, or it is not there.
+What only some runs need (lazy tables, sharded parameters, several processes, certified sums) is decided at construction: its functions
+are put into the lists of what is called before a pass and before a step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["Issued", "Stepping"]
 
 
 class Issued(NamedTuple):
-    """What the loader has handed out and no step has been taken on yet: the batch that the next step must be taken on."""
+    """The batch that the loader has handed out and that the next step must be taken on."""
 
     examples: int
     units: Tensor | None
@@ -61,7 +61,7 @@ class Issued(NamedTuple):
 
 
 class Stepping:
-    """What happens to a batch, in the order in which it happens."""
+    """The steps of a run: what happens to a batch, in order."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -102,7 +102,7 @@ class Stepping:
         return self._books.taken
 
     def settle(self) -> None:
-        """Give every row of lazy tables the noise that it owes: then their memory is as private as everything else."""
+        """Give every row of lazy tables the noise that it owes, after which their memory is as private as everything else."""
         if self._lazy is not None:
             self._lazy.settle()
 
@@ -195,7 +195,7 @@ class Stepping:
         return args[:1], {}
 
     def _check_passes(self, closure: Closure | None, options: dict[str, Any]) -> int:
-        """Everything that a step may be refused for, before its noise is drawn and anything is sent; the step's number."""
+        """Refuse whatever may be refused before the step's noise is drawn and anything is sent; returns the step's number."""
         if self._capture.not_isolated:  # for good, also if the proof's own error was caught
             self._look_back()
             raise NotIsolated(self._capture.not_isolated)
@@ -217,12 +217,12 @@ class Stepping:
         return self._books.taken
 
     def _look_back(self) -> None:
-        """If a proof that was repeated has failed, nobody knows since when: what was released is covered by no theorem."""
+        """If a repeated proof has failed, it is unknown since when: what was released is then covered by no theorem."""
         if self._capture.late and (taken := self._books.taken) and not self._books.broken:
             self._books.broken = f"after {taken} steps a later look failed: {self._capture.not_isolated}"
 
     def _check_captured(self) -> None:
-        """Of several processes: one that would refuse must do so before any sends. Alone, the release asks this itself."""
+        """With several processes: one that would refuse must do so before any sends. With one, the release does this itself."""
         captured = self._capture.check()
         if self._issued is not None and captured != self._issued.contributions:
             raise other_examples(self._books.taken, captured, self._issued.contributions)
@@ -241,9 +241,9 @@ class Stepping:
             self._lazy.update(noised.raw_rows, noised.std, step)
 
     def _take(self, noised: Noised) -> None:
-        """The last line before a release: a row of noise that was released before must give the same value again.
+        """The last check before a release: a row of noise that was released before must give the same value again.
 
-        Entered by all processes or none, and charged before it is released: whatever fails from here on, this noise is spent.
+        All processes enter the step or none, and it is charged before it is released: whatever fails afterwards, this noise is spent.
         """
         step, issued, book = noised.step, self._issued, self._attendance
         records = None if issued is None or book is None else issued.records
@@ -271,7 +271,7 @@ class Stepping:
             self._issued = None
 
     def _enter_later(self, step: int, found: bytes) -> None:
-        """Of a release on a device that nobody waited for."""
+        """Enter the digest of an earlier release on a device in the journal."""
         with self._journal:
             self._journal.released(step, found)
         self._books.content = self._journal.chain.hex()
@@ -289,7 +289,7 @@ class Stepping:
             self._books.broken = self._books.broken or self._promise_broken()
 
     def _promise_broken(self) -> str:
-        """At the end of a run: how its batches were not those that were accounted for; empty if they were."""
+        """At the end of a run: how its batches differed from those accounted for; empty if they did not."""
         changed = self._contract.changed()
         if self._world.largest(bool(changed)) and not changed:
             changed = "another process found the data of this run changed while it went on"

@@ -1,7 +1,7 @@
 """Trees of plain values and tensors as one safetensors file with JSON in its header: a checkpoint without pickle.
 
-The format itself has no checksum, and a flipped bit in a weight, a step count or a ledger would go unnoticed. So the header
-carries a digest of everything, and a file that does not match it is refused. It finds damage, not forgery: who can write the
+The format itself has no checksum, so a flipped bit in a weight, a step count or a ledger would go unnoticed. So the header
+carries a digest of everything, and a file that does not match it is refused. This detects damage, not forgery: whoever can write the
 file can write the digest.
 """
 
@@ -34,8 +34,8 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float
 def write_tree(path: Path, tree: Any) -> None:
     """Write ``tree`` (nested dicts, lists, tuples; tensors, numbers, strings, dtypes, None) to ``path``.
 
-    What :func:`read_tree` gives back is equal bit for bit, with integer keys, tuples and dtypes as they were. Where there is a wrapping
-    key, the file is encrypted with it.
+    :func:`read_tree` returns it bit for bit, including integer keys, tuples and dtypes. If there is a wrapping key, the file is encrypted
+    with it.
     """
     tensors: dict[str, Tensor] = {}
     header = json.dumps(_encode(tree, tensors), separators=(",", ":"), allow_nan=False)
@@ -48,7 +48,7 @@ def write_tree(path: Path, tree: Any) -> None:
 
 
 def read_tree(path: Path) -> Any:
-    """The tree in a file of :func:`write_tree`; anything that is not understood, or damaged, is refused."""
+    """The tree in a file of :func:`write_tree`; an unknown or damaged file is refused."""
     try:
         metadata, tensors = _unsealed(path) if is_sealed(path) else _plain(path)
         if _HEADER not in metadata:
@@ -86,9 +86,9 @@ _MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionErro
 
 @contextmanager
 def understood(path: Path) -> Iterator[None]:
-    """What is read from ``path`` is a tree, and perhaps none of this run: whatever does not fit is refused in one sentence.
+    """Inside, a tree read from ``path`` is used, which may not belong to this run: whatever does not fit is refused in one sentence.
 
-    A digest tells a damaged file from a whole one, and nothing about who wrote it.
+    A digest detects a damaged file, but says nothing about who wrote it.
     """
     try:
         yield
@@ -182,7 +182,7 @@ def _python_state(state: tuple[Any, ...]) -> tuple[int, Tensor, float | None]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put the global random states back."""
+    """Restore the global random states."""
     import random
 
     import numpy as np

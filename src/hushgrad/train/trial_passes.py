@@ -1,4 +1,4 @@
-"""Passes that are tried: on some examples alone and together, without a trace in the model or in the random state."""
+"""Trial passes: on some examples alone and together, without a trace in the model or in the random state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _DRAWN = {torch.ops.aten.randint, torch.ops.aten.randint_like, torch.ops.aten.ra
 
 
 class Constant(FixedRandomness):
-    """Every random number is one constant, whole ones the least that may be drawn: alone and together, an example draws the same.
+    """Replaces every random number by one constant (integers by the least possible), so that an example draws the same alone and together.
 
-    So what is drawn for each example (noise, the time of a diffusion) is none that another changes. A permutation stays random: it mixes.
+    Random numbers for each example (noise, the time of a diffusion) then do not depend on others. A permutation stays random: it mixes.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Constant(FixedRandomness):
 
 
 def packing(model: nn.Module) -> list[nn.Module]:
-    """Layers with frozen weights that are no floating-point numbers: bitsandbytes packs them anew for a pass outside of training."""
+    """Layers with quantised frozen weights: bitsandbytes repacks them for a pass outside of training."""
     return [m for m in model.modules() if any(not p.is_floating_point() for p in m.parameters(recurse=False))]
 
 
 @contextmanager
 def aside(model: nn.Module) -> Iterator[None]:
-    """A pass that leaves no trace: no gradients, no dropout, the random state and the modules' modes as they were."""
+    """A pass without a trace: no gradients, no dropout; the random state and the modules' modes are restored."""
     packed = set(packing(model))
     training = [module for module in model.modules() if module.training and module not in packed]
     with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):

@@ -1,4 +1,4 @@
-"""What leaves a run beside its trained parameters: frozen ones, buffers, extra state. The data must not have written to it.
+"""Checks what a run releases besides its trained parameters (frozen ones, buffers, extra state): the data must not have written to it.
 
 A training run releases its model's ``state_dict``. Noise is added to what the optimizer updates, and to nothing else in it.
 """
@@ -21,7 +21,7 @@ Home = dict[str, Any]  # a module's own dict of parameters or of buffers
 
 
 class _Seen(NamedTuple):
-    """A tensor that is released with the model, where it is kept, and as it was when it was last looked at."""
+    """A tensor that is released with the model, where it is stored, and its state when it was last checked."""
 
     home: Home
     key: str
@@ -36,7 +36,7 @@ class _Seen(NamedTuple):
         return cls(home, key, tensor, tensor._version, _address(tensor), _mark(tensor))
 
     def is_untouched(self) -> bool:
-        """Neither replaced, nor written to, nor given other memory (``.data = ...``, which counts as neither)."""
+        """Whether it was not replaced, written to, or given other memory (``.data = ...``, which torch counts as neither)."""
         if self.home.get(self.key) is not self.tensor or self.tensor._version != self.version:
             return False
         return not self.address or self.tensor.data_ptr() == self.address
@@ -45,9 +45,9 @@ class _Seen(NamedTuple):
 class Released:
     """Frozen parameters, buffers and extra state of a model's ``state_dict``, as they were when the run began.
 
-    What torch counts (writes, replacements, new memory) is asked before every step and costs next to nothing. What it does not
+    What torch counts (writes, replacements, new memory) is checked before every step at almost no cost. What it does not
     count, a write through ``.data`` and whatever ``get_extra_state`` returns, is compared by value at steps 1, 2, 4, 8 and so on; so
-    are the trainable parameters themselves, between the time when a batch is handed out and its step.
+    are the trainable parameters themselves, between handing out a batch and its step.
     """
 
     def __init__(self, model: nn.Module, trainable: dict[str, Tensor]) -> None:
@@ -56,13 +56,13 @@ class Released:
         self.renew()
 
     def renew(self) -> None:
-        """Take everything as it is now for granted (after loading a checkpoint)."""
+        """Accept the present values (after loading a checkpoint)."""
         self.seen = {name: _Seen.now(home, key) for name, home, key in self._homes()}
         self._extra = self._extra_marks()
         self._before: dict[str, Any] = {}
 
     def _homes(self) -> Iterator[tuple[str, Home, str]]:
-        """Where the ``state_dict`` keeps what no optimizer updates. A cache that is not saved may change."""
+        """Where the ``state_dict`` stores what no optimizer updates. A buffer that is not saved may change."""
         for path, module in self._model.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
             for key, buffer in module._buffers.items():
@@ -78,12 +78,12 @@ class Released:
         return {path: [_mark(leaf) for leaf in tree_flatten(m.get_extra_state())[0]] for path, m in keepers}
 
     def before(self) -> None:
-        """A batch is handed out, and values will be compared at its step."""
+        """Called when a batch is handed out whose step will compare values."""
         if not self.moves:
             self._before = {name: _mark(p) for name, p in self._trainable.items() if not is_sharded(p)}
 
     def check(self, *, values: bool) -> None:
-        """Raise if the data wrote to anything that is released; ``values`` are compared as well.
+        """Raise if the data wrote to anything that is released; with ``values``, values are compared as well.
 
         Raises:
             CaptureError: with its name; nothing has been released.
@@ -120,7 +120,7 @@ class Released:
 
 
 def _mark(value: Any) -> Any:
-    """Of a tensor in shards, that of this process's one."""
+    """The fingerprint; for a sharded tensor, that of this process's shard."""
     return fingerprint(value.to_local() if isinstance(value, Tensor) and is_sharded(value) else value)  # type: ignore[attr-defined]
 
 

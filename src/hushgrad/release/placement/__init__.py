@@ -1,7 +1,6 @@
-"""Where the tensors of a run lie: in one process, on a device, replicated in several processes, or sharded over them.
+"""Where the tensors of a run live: in one process, on a device, replicated in several processes, or sharded over them.
 
-A placement is a value that the core asks; :func:`placement_of` finds the one of a model, and is the only place that tells them
-apart.
+A placement is a value that the core calls; :func:`placement_of` finds a model's, and is the only place that distinguishes them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def placement_of(params: dict[str, Tensor], world: World, plan: Plan) -> Whole:
     """The placement of these parameters: all or none must be sharded, by rows, over all processes.
 
     Raises:
-        ArgumentError: for another cut, and for a plan that needs whole tensors of a sharded model.
+        ArgumentError: for another kind of sharding, and for a plan that needs whole tensors of a sharded model.
     """
     if any(is_sharded(p) for p in params.values()):
         return Sharded.checked(params, world, plan)

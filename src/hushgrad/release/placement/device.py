@@ -1,4 +1,4 @@
-"""On a device: every parameter lies whole in this process, on an accelerator."""
+"""Placement on a device: every parameter is whole in this process, on an accelerator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["OnDevice", "draws_there", "with_cipher"]
 
 
 def draws_there(params: Mapping[str, Tensor]) -> bool:
-    """Whether all parameters lie on devices that have a kernel for noise."""
+    """Whether all parameters are on devices that have a kernel for noise."""
     devices = {p.device for p in params.values()}
     return all(device.type != "cpu" and kernel_for(device) is not None for device in devices)
 
 
 def with_cipher(plan: Plan, params: Mapping[str, Tensor]) -> Plan:
-    """The plan of a run whose parameters lie here: one that leaves the cipher open takes the one that their device draws with."""
+    """The plan of a run whose parameters are here: a plan without a cipher gets the one of the device."""
     if plan.cipher is None and not plan.secure and draws_there(params):
         return replace(plan, cipher="chacha20")
     return plan
@@ -36,5 +36,5 @@ class OnDevice(Whole):
     waited_for = False
 
     def early(self, scattered: frozenset[str]) -> list[str]:
-        """All: noise that is there already costs no launch to be added."""
+        """All: adding to noise that exists costs no further launch."""
         return list(self.params)

@@ -1,4 +1,4 @@
-"""What processes that share a sharded model must do together: the same number of passes, the same checks."""
+"""What processes of a sharded model must do in lockstep: the same number of passes, and the same checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CheckedTogether", "isolated_pass", "split_evenly"]
 
 
 def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
-    """Micro-batches of at most ``size`` examples, equally many in every process: where one has fewer, some without an example follow."""
+    """Micro-batches of at most ``size`` examples, equally many in every process: one with fewer examples gets empty ones at the end."""
     parts = len(batch._cuts(size))
     rounds = world.largest(parts)
     yield from batch.split(size)
@@ -44,7 +44,7 @@ class CheckedTogether:
             self._due = self._world.least(examples) >= 2
 
     def remove(self) -> None:
-        """Take the hook off."""
+        """Remove the hook."""
         self._handle.remove()
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class CheckedTogether:
 
 
 def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``, or if a row of a layer is nobody's own."""
+    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``, or a layer's row belongs to no single example."""
     try:
         isolation(model, *args, named=kwargs, apart=True)
     except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first

@@ -1,4 +1,4 @@
-"""Replicated: every process holds all parameters, and they share each batch and the work of drawing the noise."""
+"""Replicated placement: every process holds all parameters; they share each batch and the work of drawing the noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Replicated(Whole):
         return False
 
     def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
-        """A range of each flattened sum; ranges are dealt like FSDP's, so that a checkpoint fits both."""
+        """A range of each flattened sum, assigned as FSDP does, so that a checkpoint fits both."""
         parts = []
         for name, buffer in buffers.items():
             offset, count = self.world.part(buffer.numel())
@@ -30,7 +30,7 @@ class Replicated(Whole):
         return parts
 
     def gather(self, buffers: dict[str, Tensor]) -> None:
-        """Sums of one part and zeros: the parts themselves, bit for bit."""
+        """Add each process's part to zeros of the others: the parts themselves, bit for bit."""
         for name, part, offset in self.own(buffers):
             flat = buffers[name].view(-1)
             flat[:offset] = 0
@@ -38,5 +38,5 @@ class Replicated(Whole):
         self.world.add_up(buffers.values())
 
     def add_up(self, buffers: dict[str, Tensor]) -> None:
-        """One message of all sums, with all parts of the noise."""
+        """One message with all sums and all parts of the noise."""
         self.world.add_up(buffers.values())

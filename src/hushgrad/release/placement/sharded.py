@@ -1,4 +1,4 @@
-"""FSDP2: which part of each parameter lives in this process.
+"""FSDP2 placement: which part of each parameter is in this process.
 
 ``torch.distributed.fsdp.fully_shard`` cuts every parameter by rows: of n rows, process r of W holds ceil(n/W), from row
 r ceil(n/W) on; the last processes may hold fewer, or none. A shard is therefore one range of the flattened parameter, and
@@ -81,7 +81,7 @@ class Shard:
 class Sharded(Whole):
     """Each process holds its rows of every trainable parameter, and of its sum, its noise and its state.
 
-    All processes must make the same passes, also over no examples: every pass and every collect sends and receives.
+    All processes must make the same passes, even over no examples: every pass and every collect communicates.
     """
 
     in_parts = True
@@ -126,7 +126,7 @@ class Sharded(Whole):
         return {name: Form(rows.shape, rows.device) for name in params for rows in [self.here(name)]}
 
     def here(self, name: str) -> Tensor:
-        """This process's rows of the parameter, as a plain tensor that shares its memory, whether or not it is whole just now."""
+        """This process's rows of the parameter, as a plain tensor that shares memory, whether or not it is gathered now."""
         return self.params[name].detach().to_local()  # type: ignore[attr-defined, no-any-return]
 
     def site(self, model: nn.Module, site: Site) -> Site:
@@ -134,7 +134,7 @@ class Sharded(Whole):
         return ShardedSite.of(model, site)
 
     def reducing(self, added: Added, sites: list[Site]) -> Added:
-        """Sums of whole parameters are sent while further ones are filled; then what is left is sent and received."""
+        """Send sums of whole parameters while further ones are filled; then send and receive the rest."""
         together = [frozenset(site.full.values()) for site in sites]
 
         def reduced(clipper: Clipper, sums: dict[str, Sum], scale: float) -> list[Part]:
@@ -158,7 +158,7 @@ class Sharded(Whole):
         return DTensor.from_local(rows, self.mesh, self.placements, run_check=False, shape=whole, stride=stride)
 
     def moved(self, model: nn.Module) -> None:
-        """Bring every unit back to its shards; after an evaluation FSDP leaves the root's parameters whole."""
+        """Return every unit to its shards; after an evaluation FSDP leaves the root's parameters whole."""
         from torch.distributed.fsdp import FSDPModule
 
         for module in model.modules():
@@ -178,7 +178,7 @@ class Sharded(Whole):
     # Denoisers -------------------------------------------------------------------------------------------------------
 
     def denoised(self, denoiser: Denoiser, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """On the rows if they are enough, else tensor by tensor."""
+        """On the rows if the denoiser allows it, otherwise tensor by tensor."""
         return denoiser.on_shards(grads, info, state, self)
 
     def join(self, name: str, part: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class Sharded(Whole):
     # Passes ----------------------------------------------------------------------------------------------------------
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """As many micro-batches as the process that needs most: the last may be nobody's."""
+        """As many micro-batches as the process that needs most; the last ones may be empty."""
         return split_evenly(batch, size, self.world)
 
 

@@ -1,8 +1,8 @@
-"""Per-example clipping where FSDP2 shards the parameters.
+"""Per-example clipping of parameters that FSDP2 shards.
 
-FSDP's hooks stay as they are: they gather a unit's parameters before its forward and its backward, and let go of them after.
+FSDP's hooks stay as they are: they gather a unit's parameters before its forward and its backward, and free them after.
 In between, the capture runs the layers on parameters that do not require gradients, so autograd computes none, and FSDP finds
-nothing to reduce: **no raw gradient is ever made, summed or sent.** Norms need inputs and output gradients only, which are
+nothing to reduce: **no raw gradient is ever computed, summed or sent.** Norms need inputs and output gradients only, which are
 whole in each process for its own examples.
 
 The clipped sums are formed layer by layer. A few layers' sums are kept whole (a *bucket*); a full bucket is reduce-scattered
@@ -38,7 +38,7 @@ BUCKET = 1 << 20  # numbers: 4 MiB of float32; a layer that is larger makes a bu
 
 
 class ShardedSite(Site):
-    """A site that looks its parameters up whenever they are needed: FSDP exchanges shards for whole tensors and back."""
+    """A site that looks its parameters up whenever they are needed: FSDP swaps shards for whole tensors and back."""
 
     __slots__ = ("_owners",)
 
@@ -69,7 +69,7 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _while_whole(rule: Rule, unit: Any) -> Rule:
-    """A rule that waits for the collect reads parameters; they are sharded by then. So it measures in backward, on whole ones."""
+    """A rule that waits for the collect reads parameters, which are sharded by then. So it measures in backward, on whole ones."""
     if rule.hot:
         return rule
     hot = type(rule)()
@@ -86,7 +86,7 @@ def _unit(model: nn.Module, path: str) -> Any:
     """The innermost module around ``path`` that fully_shard was applied to.
 
     Raises:
-        ArgumentError: where there is none: shards of tensor parallelism are never gathered, and its processes share each example.
+        ArgumentError: if there is none: shards of tensor parallelism are never gathered, and its processes share each example.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -100,7 +100,7 @@ def _unit(model: nn.Module, path: str) -> Any:
 
 
 class ShardedSums(dict[str, Sum]):
-    """Reads as sums of whole parameters, to be added to; what was added arrives in ``rows``, summed over all processes.
+    """Behaves like sums of whole parameters that can be added to; the results arrive in ``rows``, summed over all processes.
 
     ``together``: the sets of names that one layer opens at the same time; a bucket is never sent in between.
     """
@@ -128,7 +128,7 @@ class ShardedSums(dict[str, Sum]):
         return self._open[name]
 
     def flush(self) -> None:
-        """Send and receive what is left. Then all processes must have opened the same layers in the same order.
+        """Send and receive the rest. All processes must have opened the same layers in the same order.
 
         Raises:
             CaptureError: if not; the rows then hold sums of different layers and must not be released.

@@ -1,11 +1,11 @@
-"""A secret of one process, in all of them, and on no wire in the clear.
+"""Gives a secret of one process to all, encrypted on the network.
 
-The processes of a run may sit on several machines, and what the group sends can be read on the way. So each process makes an
+The processes of a run may be on several machines, and what the group sends can be read on the way. So each process makes an
 ephemeral X25519 key pair; process 0 encrypts the secret once for every other, under the key that the two agree on.
 
-**What is promised.** Who listens learns nothing about the secret (RFC 7748, Diffie and Hellman's assumption on the curve; every
-agreed key encrypts one message, by AES-256-GCM). Who can *change* messages of the group could take part in it: a process group
-has no notion of who its members are. Then give every process the same key file instead.
+**What is promised.** A listener learns nothing about the secret (RFC 7748, the Diffie-Hellman assumption on the curve; every
+agreed key encrypts one message, by AES-256-GCM). Somebody who can *change* messages of the group could take part in it: a process group
+does not authenticate its members. In that case give every process the same key file instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NONCE = bytes(12)  # every key encrypts one message
 
 
 def shared_secret(secret: bytes, rank: int, gathered: Callable[[bytes], list[bytes]]) -> bytes:
-    """Process 0's ``secret``, in every process. ``gathered`` gives what all processes hand in, of equal length, by number."""
+    """Process 0's ``secret``, in every process. ``gathered`` returns what all processes hand in, of equal length, by rank."""
     own = X25519PrivateKey.generate()
     publics = gathered(own.public_key().public_bytes_raw())
     size = len(secret) + 16  # with the tag
@@ -33,7 +33,7 @@ def shared_secret(secret: bytes, rank: int, gathered: Callable[[bytes], list[byt
 
 
 def _cipher(own: X25519PrivateKey, sender: bytes, receiver: bytes, other: bytes) -> AESGCM:
-    """For the one message from ``sender`` to ``receiver``, one of whom is ``own`` and the other ``other``."""
+    """The cipher for the one message from ``sender`` to ``receiver``, one of whom is ``own`` and the other ``other``."""
     agreed = own.exchange(X25519PublicKey.from_public_bytes(other))
     derived = HKDF(algorithm=SHA256(), length=32, salt=sender + receiver, info=b"hushgrad run key").derive(agreed)
     return AESGCM(derived)

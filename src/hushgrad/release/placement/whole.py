@@ -1,4 +1,4 @@
-"""Whole: every parameter lies in this process. Also what a placement is asked between steps; in a step, see the core."""
+"""Whole placement: every parameter is in this process. Also the methods called between steps; for those in a step, see the core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Whole"]
 
 
 class Whole(Placement, ParameterPlacement):
-    """Where the parameters of a run, their sums, their noise and their state lie; this one: whole, in one process."""
+    """Where the parameters of a run, their sums, their noise and their state live. This one: whole, in one process."""
 
     in_parts = False  # whether a process holds a part of each parameter only
 
@@ -41,12 +41,12 @@ class Whole(Placement, ParameterPlacement):
         return p if p.dtype is wide else torch.empty(p.shape, dtype=wide, device=p.device)
 
     def moved(self, model: nn.Module) -> None:
-        """The parameters were changed between two passes: the next one must use them as they are now."""
+        """Called after the parameters changed between two passes: the next one must use the new values."""
 
     # Noise -----------------------------------------------------------------------------------------------------------
 
     def streamed(self, stream: NoiseStream) -> NoiseStream:
-        """The run's noise as it is best drawn for tensors that lie here: for devices, one step ahead."""
+        """The run's noise as it is best drawn for tensors that are here: for devices, one step ahead."""
         return stream if any(p.is_cpu for p in self.params.values()) else drawn_ahead(stream)
 
     @property
@@ -59,16 +59,16 @@ class Whole(Placement, ParameterPlacement):
         return [(offset, part.numel()) for _, part, offset in self.own({name: self.here(name) for name in self.params})]
 
     def early(self, scattered: frozenset[str]) -> list[str]:
-        """Sums that are cheapest added to their noise: of tables of which few rows are touched. The others get it afterwards."""
+        """Sums that are cheapest added to their noise: tables of which few rows are touched. The others get it afterwards."""
         return [name for name in self.params if name in scattered] if scattered else []
 
     def gather(self, buffers: dict[str, Tensor]) -> None:
-        """Give every process all of what it holds, where each has finished its own part of the sums only."""
+        """Give every process all of what it holds, after each has finished its own part of the sums."""
 
     # Denoisers -------------------------------------------------------------------------------------------------------
 
     def denoised(self, denoiser: Denoiser, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The denoiser's answer for what this process holds."""
+        """The denoiser's result for what this process holds."""
         return denoiser(grads, info, state)
 
     def saved(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class ProcessLost(HushgradError, RuntimeError):
 
 @contextmanager
 def answered(what: str) -> Iterator[None]:
-    """One sentence instead of a backend's report when a peer is gone; the report stays as its cause."""
+    """Raise one sentence instead of a backend's report if a peer is gone; the report stays as its cause."""
     try:
         yield
     except RuntimeError as error:  # what torch raises for a closed connection and for a timeout alike
@@ -52,9 +52,9 @@ _beside: tuple[Any, Any] | None = None  # the default group, and one beside it f
 
 
 def _group(device: torch.device) -> dist.ProcessGroup | None:
-    """The default group (None) if it serves tensors on this device; else, for main memory, a group of gloo beside it.
+    """The default group (None) if it serves tensors on this device; otherwise, for main memory, an additional gloo group.
 
-    A group of an accelerator's backend alone has no way to send what lies in main memory: keys, counts, and small models.
+    A group with only an accelerator's backend cannot send what is in main memory: keys, counts, and small models.
     """
     global _beside
     served = dist.get_backend_config()
@@ -78,10 +78,10 @@ def part_of(count: int, rank: int, size: int) -> tuple[int, int, int]:
 
 @dataclass
 class World:
-    """This process's place among those that share the run: number ``rank`` of ``size``.
+    """This process's place among those that share the run: rank ``rank`` of ``size``.
 
-    Messages are told apart by their order alone. A process that is interrupted between two of a step (Ctrl-C, an error of a closure)
-    and goes on would send its next one where the others wait for another: it is ``apart`` from then on, and sends nothing more.
+    Messages are matched by their order alone. A process that is interrupted in the middle of a step (Ctrl-C, an error of a closure) and
+    goes on would send its next message where the others expect another one: it is ``apart`` from then on, and sends nothing more.
     """
 
     rank: int = 0
@@ -114,7 +114,7 @@ class World:
 
     @torch.no_grad()
     def share_parameters(self, tensors: Iterable[Tensor]) -> None:
-        """Process 0's parameters and buffers, in all processes: they start from one point and then stay together."""
+        """Process 0's parameters and buffers, in all processes, so that they start from one point."""
         if self.size > 1:
             with answered("the processes started"):
                 for tensor in tensors:
@@ -138,7 +138,7 @@ class World:
                 start += tensor.numel()
 
     def gathered(self, content: bytes) -> list[bytes]:
-        """What all processes hand in, of equal length, by their numbers."""
+        """What all processes hand in, of equal length, by rank."""
         if self.size == 1:
             return [content]
         sent = torch.tensor(list(content), dtype=torch.uint8)
@@ -176,10 +176,10 @@ class World:
         return int(sent)
 
     def together(self) -> AbstractContextManager[None]:
-        """All processes leave the block, or none: where one refuses, the others raise as well instead of waiting for it.
+        """All processes leave the block, or none: if one refuses, the others raise as well instead of waiting for it.
 
         Raises:
-            CaptureError: where another process refused, or could not write its file.
+            CaptureError: if another process refused, or could not write its file.
         """
         return self._together() if self.size > 1 else nullcontext()
 
@@ -203,7 +203,7 @@ class World:
             raise refused
 
     def part_by(self, error: BaseException) -> None:
-        """``error`` ends a step that all processes have begun: unless all of them refuse it, this one may be behind the others."""
+        """Record that ``error`` ends a step that all processes have begun: unless all refuse it, this one may be behind the others."""
         self.apart = self.apart or not getattr(error, "agreed", False)
 
     def require_joined(self) -> None:
