@@ -227,6 +227,34 @@ def test_examples_that_influence_each_other_are_found():
     assert private.private.steps == 10
 
 
+class Weighted(Classifier):
+    """Class weights, of which those of a batch are divided by their sum, or each is an example's own."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.reduction, self.logged = reduction, 0
+
+    def training_step(self, batch):
+        x, y = batch
+        self.logged += 1
+        self.log_dict({"logged": float(self.logged)})
+        return {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0]), reduction=self.reduction)(self(x), y).mean()}
+
+
+def test_a_training_step_is_tried_without_a_trace():
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-3, batch_size=8, dataset_size=12, steps=3)
+    private = PrivateFit(plan, data(), seed=1)
+    with pytest.raises(NotIsolated, match=r"one example changes what another one counts\. It is that of training_step"):
+        trainer(private).fit(Weighted("mean"), private.loader)
+    assert private.private.steps == 0
+    private, module = PrivateFit(plan, data(), seed=1), Weighted("none")
+    fitted = trainer(private)
+    fitted.fit(module, private.loader)
+    assert private.private.steps == module.logged == fitted.logged_metrics["logged"] == 3
+    private = PrivateFit(plan, data(), seed=1, check_isolation=False)
+    trainer(private).fit(Weighted("mean"), private.loader)
+
+
 class Reader(lightning.LightningModule):
     """Of texts of different lengths, which sees only what its mask shows."""
 

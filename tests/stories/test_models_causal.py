@@ -200,7 +200,7 @@ class PlainLoss(PrivateTrainer):
 def test_the_comparison_sees_the_mean_over_all_tokens(tmp_path):
     model, data = adapted(llama()), texts()
     exact, clip = looped(model, data)
-    assert apart(stepped(tmp_path, model, data, kind=PlainLoss, plan=a_plan(clip=clip)), exact) > 0.02
+    assert apart(stepped(tmp_path, model, data, kind=PlainLoss, plan=a_plan(clip=clip), checked=False), exact) > 0.02
 
 
 PROMPTS = {
@@ -397,7 +397,7 @@ def test_adapters_that_are_merged_in_mid_run_are_named_in_a_plain_loop_too():
     with pytest.raises(CaptureError, match=r"adapter of base_model\S+ is merged into the frozen weights.*after the run"):
         for batch in private.loader(texts(), collate_fn=padded):
             optimizer.zero_grad()
-            model(**batch).loss.backward()
+            token_loss(model(**batch).logits, batch["labels"], shift=True).backward()
             optimizer.step()
             model.merge_adapter()
     assert private.steps == 1

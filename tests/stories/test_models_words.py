@@ -18,11 +18,12 @@ from test_models_causal import (
     padded,
     stepped,
     texts,
+    token_loss,
     transformers,
 )
 
 from hushgrad.clipping.merged_adapters import require_unmerged
-from hushgrad.errors import HushgradError
+from hushgrad.errors import HushgradError, NotIsolated
 from hushgrad.train import Plan, make_private
 
 PAGE = Path(__file__).parents[2] / "docs" / "language-models.md"
@@ -62,6 +63,29 @@ def test_what_is_no_loss_is_refused(way, tmp_path):
     made, message = NO_LOSS[way]
     with pytest.raises(HushgradError, match=message):
         stepped(tmp_path, full(), texts(), kind=gives(made))
+
+
+class Weighted(PrivateTrainer):
+    """Class weights, as the guides to Trainer have them."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs, weight = model(**inputs), torch.linspace(0.5, 2.0, model.config.vocab_size)
+        loss = torch.nn.CrossEntropyLoss(weight=weight)(outputs.logits[:, 0], inputs["labels"][:, 0])
+        return (loss, outputs) if return_outputs else loss
+
+
+class Each(Weighted):
+    """The remedy, as the sentence has it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return token_loss(model(**inputs).logits, inputs["labels"], shift=True)
+
+
+def test_a_loss_of_ones_own_is_tried_and_the_remedy_is_one(tmp_path):
+    with pytest.raises(NotIsolated, match=r"one example changes what another one counts\. It is that of compute_loss"):
+        stepped(tmp_path, full(), texts(), kind=Weighted)
+    own, usual = stepped(tmp_path, full(), texts(), kind=Each), stepped(tmp_path, full(), texts())
+    assert all(torch.allclose(own[name], g, rtol=1e-4, atol=1e-6) for name, g in usual.items())
 
 
 def test_a_loss_without_the_newest_argument_is_called_without_it(tmp_path):
@@ -106,6 +130,9 @@ REFUSED = {
     "padding on the left without positions": lambda f: stepped(f, full(), texts(), collate=lambda e: padded(e, left=True)),
     "a second epoch around the loader": again,
     "adapters merged in mid-run": merged,
+    "`compute_loss` of one's own that is no mean over the texts": lambda f: stepped(
+        f, full(), texts(), kind=gives(lambda outputs, _: outputs.loss)
+    ),
     "`compute_loss` of one's own that divides by `num_items_in_batch`": lambda f: stepped(f, full(), texts(), kind=ByTheBatch),
 }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.tape import Tape
 
@@ -53,6 +54,12 @@ class Declarations:
             yield
         finally:
             self._tape.summing = False
+
+    @property
+    def reading(self) -> Reading | None:
+        """Which inputs of the last pass have the examples, as it was proved; None: nothing was."""
+        structure = self._tape.batch().structure
+        return None if structure is None else structure.reading
 
     @property
     def proving(self) -> bool:

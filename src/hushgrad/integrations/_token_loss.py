@@ -23,6 +23,10 @@ from hushgrad.train.trial_passes import aside
 
 _IGNORED = -100  # transformers' mark for a label that does not count
 _OWN_LOSS = "Override compute_loss with the mean over the examples of what depends on one example alone."
+OWN_MEAN = (
+    "It is that of compute_loss. Leave compute_loss out, or return the mean over the examples of what depends on one alone: of texts "
+    "token_loss(model(**inputs).logits, inputs['labels'], shift=True), of classes cross_entropy(..., reduction='none').mean()."
+)
 _TOKENIZER = "Use the model's own tokenizer, with truncation=True, or resize_token_embeddings before the run."
 _SAME = 1e-4  # relative: far above rounding
 _ROUNDED = 2e-2  # of scores in half precision

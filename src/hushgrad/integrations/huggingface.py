@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,14 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, refuse_search, require_fitting, require_known
 from hushgrad.integrations._batches import Batches, drawn
+from hushgrad.integrations._beside_trainer import Saves, TrainerPasses
 from hushgrad.integrations._padding import require_padding_apart
 from hushgrad.integrations._texts import require_apart, require_numbered, require_texts
-from hushgrad.integrations._token_loss import ExampleLoss, checked, token_loss
+from hushgrad.integrations._token_loss import OWN_MEAN, ExampleLoss, checked, token_loss
 from hushgrad.release.keys import RunKey
-from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
+from hushgrad.train.batch_means import Means, Rows
 from hushgrad.train.checkpoint import Checkpoint
-from hushgrad.train.loop import Loop
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
@@ -125,8 +124,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._example_loss = ExampleLoss()
         self._private: Private | None = None
         self._schedule: Any = None
+        self._means: Means | None = None  # of a loss of the user's own
         self._checkpoint: Checkpoint | None = None
-        self.add_callback(_Saves(self))
+        self.add_callback(Saves(self))
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -147,7 +147,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def audit(self, **options: Any) -> Any:
         """The deep audit of this run: :meth:`hushgrad.train.Private.audit`, with Trainer's own passes, data and collator."""
         loader = {"collate_fn": self._collator()}
-        return self.private.audit(self.train_dataset, _Passes(self), groups=self._groups, loader_options=loader, **options)
+        return self.private.audit(self.train_dataset, TrainerPasses(self), groups=self._groups, loader_options=loader, **options)
 
     def save_checkpoint(self) -> None:
         """Save the run in the folder ``checkpoint``, if there is one."""
@@ -174,6 +174,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             require_apart(self.train_dataset)
             self._require_padding_apart()
             self._private = self._attached()
+            if self._own_loss and self._options["check_isolation"]:
+                self._means, self._private.losses.tried = Means(self._private.losses, OWN_MEAN), True
             self.create_scheduler(self.plan.steps, self.optimizer)
             self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
             if self._folder is not None:
@@ -191,8 +193,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         half = self.args.bf16 or not kinds.isdisjoint((torch.bfloat16, torch.float16))
 
         def loss_of(inputs: Any) -> Tensor:
-            with aside(model), self.compute_loss_context_manager():
-                return self.compute_loss(model, self._prepare_inputs(inputs))  # type: ignore[no-any-return]
+            with aside(model):
+                return self._own_of(model, self._prepare_inputs(inputs))
 
         if self._options["check_isolation"]:
             require_padding_apart(self.train_dataset, self._collator(), loss_of, half=half)
@@ -223,12 +225,21 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         require_texts(inputs, batch.examples)
         require_unmerged(model)
         total, world = torch.zeros((), device=self.args.device, dtype=torch.float32), self.private.placement.world
+        part: Any
         for part in self.private.split(batch, self.args.train_batch_size):
-            loss = super().training_step(model, dict(part), None)  # type: ignore[call-overload]
+            loss = super().training_step(model, dict(part), None)
+            if self._means is not None:
+                rows = Rows(part.examples, part.examples - part.padding)
+                self._means.look(partial(self._own_of, model), model, self._prepare_inputs(dict(part)), rows)
             summed = self.private.losses.capture.loss_reduction == "sum"
             counted = part.examples - part.padding
             total += loss * (counted / (part.examples if summed else 1)) if counted else 0.0
         return total * (world.size / max(1, world.total(batch.examples - batch.padding)))
+
+    def _own_of(self, model: nn.Module, inputs: Any) -> Tensor:
+        with self.compute_loss_context_manager():
+            made = self.compute_loss(model, dict(inputs))
+        return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
 
     def prediction_step(self, model: nn.Module, *given: Any, **named: Any) -> Any:
         """Trainer's own. Quantised layers stay as in training: else they pack their frozen weights anew, which the next step refuses."""
@@ -256,41 +267,3 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             logs = {name: value for name, value in logs.items() if name != "grad_norm"}
             logs["epsilon"] = self._epsilon.after(self._private.steps)
         super().log(logs, start_time)
-
-
-class _Passes(Loop):
-    """Trainer's passes for any run that stands in the place of its own."""
-
-    def __init__(self, trainer: PrivateTrainer) -> None:
-        self._trainer = trainer
-
-    def run(self, private: Private, batch: Batch, size: int | None) -> None:
-        """Trainer's own step, in its own parts."""
-        self._beside(private, private.model).training_step(private.model, batch)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """What ``compute_loss`` makes of these examples."""
-        trainer = self._beside(None, model)
-        with trainer.compute_loss_context_manager():
-            return trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))  # type: ignore[no-any-return]
-
-    def _beside(self, private: Private | None, model: nn.Module) -> PrivateTrainer:
-        trainer = copy.copy(self._trainer)
-        trainer._private, trainer.model = private, model
-        if private is not None:
-            trainer.optimizer = private.optimizer
-        return trainer
-
-
-class _Saves(TrainerCallback):  # type: ignore[misc]
-    """Saves the run's checkpoint as often as ``args.save_steps`` says, and at the end."""
-
-    def __init__(self, trainer: PrivateTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._trainer.private.steps % max(1, int(state.save_steps)) == 0:
-            self._trainer.save_checkpoint()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.save_checkpoint()

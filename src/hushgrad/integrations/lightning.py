@@ -17,6 +17,7 @@ With Fabric, ``make_private`` comes before ``fabric.setup``, and the run's loade
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from hushgrad.integrations._batches import Batches
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.units import Grouping
+from hushgrad.train.batch_means import Means, Rows
 from hushgrad.train.checkpoint import Checkpoint
 from hushgrad.train.loop import Loop
 from hushgrad.train.plan import Plan
@@ -42,6 +44,11 @@ from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
 
 __all__ = ["PrivateFit", "PrivateProcesses"]
+
+_OWN_MEAN = (
+    "It is that of training_step. Return the mean over the examples of what depends on one alone: of classes "
+    "cross_entropy(..., reduction='none').mean(), of texts the mean of each one's own mean over its tokens."
+)
 
 
 class PrivateProcesses(DDPStrategy):
@@ -105,6 +112,8 @@ class PrivateFit(Callback):
         self._options["loss_reduction"] = loss_reduction
         self._folder, self._save_every = checkpoint, _check.positive_int(save_every=save_every)
         self._private: Private | None = None
+        self._means: Means | None = None
+        self._batch: tuple[Any, int] = (), 0
         self._checkpoint: Checkpoint | None = None
         self._vouched = not check_isolation
 
@@ -142,6 +151,8 @@ class PrivateFit(Callback):
         # Before the run's own hooks: if those refuse the call, it was a call nevertheless.
         self._handle = pl_module.register_forward_pre_hook(self._called)
         self._private = make_private(pl_module, optimizer, self.plan, key=RunKey.mixed(*self._given), **self._options)
+        if not self._vouched:
+            self._means, self._private.losses.tried = Means(self._private.losses, _OWN_MEAN), True
         self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
         if self._folder is not None:
             schedules = {f"scheduler {i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
@@ -152,6 +163,10 @@ class PrivateFit(Callback):
         if trainer.train_dataloader is not self.loader:
             raise ArgumentError("Expected fit(module, private.loader): other batches are not those of the plan.")
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The batch as ``training_step`` is given it."""
+        self._batch = batch, batch_idx
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """After the first backward pass, and before anything is released."""
         if not self._vouched:
@@ -159,6 +174,23 @@ class PrivateFit(Callback):
                 "Expected training_step to call self(x): there the first batch is tested for examples that influence each "
                 "other. Let forward hold the model, or vouch for it with check_isolation=False."
             )
+        self._look(trainer, pl_module)
+
+    def _look(self, trainer: Any, pl_module: Any) -> None:
+        """Once the model is proved, and now and then, ``training_step`` is tried on some examples."""
+        losses, (batch, number) = self.private.losses, self._batch
+        if self._means is None or losses.examples is None:
+            return
+
+        def loss_of(some: Any) -> Tensor:
+            with trainer.precision_plugin.train_step_context():
+                return _made(pl_module, some, number)
+
+        pl_module.log = pl_module.log_dict = _unsaid  # what is logged of a trial is no training
+        try:
+            self._means.look(loss_of, pl_module, batch, Rows(losses.examples, losses.examples - losses.padding))
+        finally:
+            del pl_module.log, pl_module.log_dict
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the epsilon so far; save; end where the budget ends."""
@@ -195,16 +227,23 @@ class _Passes(Loop):
     def run(self, private: Private, batch: Batch, size: int | None) -> None:
         """As Lightning makes them; an empty batch is run as any other."""
         for part in [batch] if size is None else private.split(batch, size):
-            self._made(private.model, part).backward()  # type: ignore[no-untyped-call]
+            _made(private.model, part, 0).backward()  # type: ignore[no-untyped-call]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """What ``training_step`` returns, as a mean."""
-        made = self._made(model, batch)
+        made = _made(model, batch, 0)
         return made / max(1, batch.examples) if self._summed else made
 
-    def _made(self, module: Any, batch: Any) -> Tensor:
-        made = module.training_step(batch, 0)
-        return made["loss"] if isinstance(made, Mapping) else made  # type: ignore[no-any-return]
+
+def _made(module: Any, batch: Any, number: int) -> Tensor:
+    """The loss that ``training_step`` returns."""
+    numbered = len(signature(module.training_step).parameters) > 1
+    made = module.training_step(batch, number) if numbered else module.training_step(batch)
+    return made["loss"] if isinstance(made, Mapping) else made  # type: ignore[no-any-return]
+
+
+def _unsaid(*_: Any, **__: Any) -> None:
+    """Instead of a log."""
 
 
 def _require_fitting(trainer: Any) -> None:

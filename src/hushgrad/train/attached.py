@@ -36,6 +36,7 @@ from hushgrad.train.guard import Guard, Watch
 from hushgrad.train.invariant_sizes import InvariantSizes, OneLength
 from hushgrad.train.losses import Losses
 from hushgrad.train.micro_batches import Parts
+from hushgrad.train.model_loss import Inside
 from hushgrad.train.plan import Plan
 from hushgrad.train.saving import Saving
 
@@ -136,6 +137,10 @@ class Attached(Saving):
             self._handles.append(self._bits.attach(self.model))
             self._before_pass.append(self._bits.before)
         self._handles.append(self.losses.handed.attach(self.model))
+        if check_isolation:
+            inside = Inside(self.model, self.losses)
+            self._handles.append(inside.attach())
+            self._checks.append(inside.check)
         if lazy_tables:
             self._attach_tables()
         if self.losses.must:

@@ -8,8 +8,7 @@ gradients of all others, and no clipping of single examples sees it.
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,18 +18,13 @@ from torch import Tensor, nn
 from hushgrad import _check
 from hushgrad.clipping.device_sum import filled
 from hushgrad.errors import ArgumentError, NotIsolated
+from hushgrad.train.batch_means import MIXED, Means, Rows, same
 from hushgrad.train.kept import Kept, binds_data, made_by
-from hushgrad.train.loss_arguments import Arguments, only, ordinary, rows_of
+from hushgrad.train.loss_arguments import Arguments, ordinary, rows_of
 from hushgrad.train.losses import Losses
-from hushgrad.train.trial_passes import Constant, aside
+from hushgrad.train.trial_passes import Constant
 
 __all__ = ["PrivateLoss"]
-
-_SAME = {torch.float64: 1e-8, torch.float32: 1e-4}  # relative: far above rounding
-_ROUNDED = 2e-2  # of half precision
-_SHOWN = 32  # examples of the first batch that a loss of whole batches is tried on: class weights show where classes differ
-_AGAIN = 50  # such a loss is tried again in one of so many later passes, at random,
-_LATER = 4  # on so many examples
 
 
 class PrivateLoss:
@@ -44,6 +38,7 @@ class PrivateLoss:
         self._fn, self._losses = fn, losses
         self._compared = per_example  # the user says that the mean over single examples is what is meant
         self._by_loop = False
+        self._means = Means(losses, _RATHER)  # of a function of the model and a batch
         self._kept = Kept(fn)
         earlier = losses.known.setdefault(made_by(fn), self._kept)
         if losses.handed.is_open and (binds_data(fn) or not earlier.is_like(self._kept)):  # made for this batch, perhaps of it
@@ -112,15 +107,15 @@ class PrivateLoss:
                     return
                 each = own.one_by_one()
             whole, alone = self._compared_by(own.together(), each)
-            if not (_same(whole, alone) and _same_gradient(whole, alone, [t for t in own.tensors if t.requires_grad])):
-                raise NotIsolated(f"{_MIXED} {self._offer(own.apart())}")
+            if not (same(whole, alone) and _same_gradient(whole, alone, [t for t in own.tensors if t.requires_grad])):
+                raise NotIsolated(f"{MIXED} {self._offer(own.apart())}")
         self._compared = True
 
     def _compared_by(self, whole: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
         """The two as means; or as sums, where the function of a run of sums gives one."""
         if whole.dim():
             return whole.mean(), each.mean()
-        summed = self._losses.capture.loss_reduction == "sum" and not _same(whole, each.mean())
+        summed = self._losses.capture.loss_reduction == "sum" and not same(whole, each.mean())
         return whole, each.sum() if summed else each.mean()
 
     def _offer(self, rows: Arguments) -> str:
@@ -132,7 +127,7 @@ class PrivateLoss:
                 whole, alone = self._compared_by(own.together(), own.one_by_one())
             except TypeError:  # it has no such argument
                 return _MEANT
-            if _same(whole, alone):
+            if same(whole, alone):
                 return 'Its per-example form is reduction="none" (private.loss takes the mean itself). ' + _MEANT
         return _MEANT
 
@@ -141,39 +136,11 @@ class PrivateLoss:
     def _of_batch(self, args: tuple[Any, ...], examples: int) -> Tensor:
         if self._losses.together:
             return self._fn(*args)  # and the user vouches for it
-        if examples - self._losses.padding > 1 and (not self._compared or random.randrange(_AGAIN) == 0):
-            with self._losses.capture.pause(), self._losses.handed.seen():
-                self._try(args, examples, _LATER if self._compared else _SHOWN)
-            self._compared = True
+        rows_of(args, examples, "Give private.loss a function of outputs and targets.")
+        model = next(arg for arg in args if isinstance(arg, nn.Module))
+        self._means.look(lambda some: self._fn(*some), model, args, Rows(examples, examples - self._losses.padding))
         with self._losses.handed.seen():
             return self._losses.covered(self._fn(*args))
-
-    def _try(self, args: tuple[Any, ...], examples: int, shown: int) -> None:
-        model, counted = next(arg for arg in args if isinstance(arg, nn.Module)), examples - self._losses.padding
-        some = sorted(random.sample(range(counted), min(counted, shown)))
-        trained = [p for p in model.parameters() if p.requires_grad]
-        with aside(model), Constant():
-            single = {i: self._on(args, examples, [i], ()) for i in some}
-            some = [i for i in some if bool(ordinary(only(args, examples, [i]), single[i].mean().reshape(1)))]
-            if len(some) < 2:
-                return
-            for chosen in (some, some[1:], some[:-1], [some[0], *some[:-1]]):  # all, without one, one in another's place
-                self._require_mean(self._on(args, examples, chosen, ()), [single[i] for i in chosen])
-            few = sorted(random.sample(some, min(len(some), _LATER)))  # of which gradients, too, are compared
-            self._require_mean(self._on(args, examples, few, trained), [self._on(args, examples, [i], trained) for i in few])
-
-    def _require_mean(self, together: Tensor, alone: list[Tensor]) -> None:
-        if not _same(together, self._reduced(torch.stack(alone)), torch.stack(alone)):
-            raise NotIsolated(f"{_MIXED} {_RATHER}")
-
-    def _on(self, args: tuple[Any, ...], examples: int, rows: list[int], trained: Sequence[Tensor]) -> Tensor:
-        """The loss of these examples alone; or its gradient, projected on one direction for each parameter."""
-        with torch.enable_grad():  # a function may take gradients itself
-            loss = self._fn(*only(args, examples, rows))
-            if not trained or not loss.requires_grad:
-                return loss.detach()
-            found = torch.autograd.grad(loss.sum(), trained, materialize_grads=True, allow_unused=True)
-        return torch.stack([torch.arange(1, g.numel() + 1, device=g.device).to(g).sin_().dot(g.flatten()) for g in found])
 
 
 class _Mean(torch.autograd.Function):
@@ -194,7 +161,6 @@ class _Mean(torch.autograd.Function):
         return made, None
 
 
-_MIXED = "The loss of a batch is not the mean of its examples' own losses: one example changes what another one counts."
 _MEANT = "If the mean of the function over single examples is what you mean, say private.loss(fn, per_example=True)."
 _RATHER = (
     "Class weights, ignore_index, mixup and contrastive losses do this: give private.loss a function of outputs and targets, which is "
@@ -212,15 +178,8 @@ def _unreduced(fn: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
     return partial(fn, reduction="none")
 
 
-def _same(a: Tensor, b: Tensor, terms: Tensor | None = None) -> bool:
-    """Equal up to rounding of numbers as large as these, or as the ``terms`` that b is the mean of; or both of them no numbers."""
-    a, b = a.detach(), b.detach()
-    allowed = _SAME.get(b.dtype, _ROUNDED) * (b if terms is None else terms.detach()).abs().max()
-    return bool((a - b).abs().max() <= allowed) or not (bool(a.isfinite().all()) or bool(b.isfinite().all()))
-
-
 def _same_gradient(whole: Tensor, alone: Tensor, wanted: list[Tensor]) -> bool:
     if not wanted:
         return True
     pairs = (torch.autograd.grad(loss, wanted, materialize_grads=True) for loss in (whole, alone))
-    return all(_same(a, b) for a, b in zip(*pairs, strict=True))
+    return all(same(a, b) for a, b in zip(*pairs, strict=True))

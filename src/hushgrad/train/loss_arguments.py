@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hushgrad.clipping.proof.inputs import inside, leaves, mapped
 from hushgrad.errors import ArgumentError
 
-__all__ = ["Arguments", "has_rows", "only", "ordinary", "rows_of"]
+__all__ = ["Arguments", "has_rows", "ordinary", "rows_of"]
 
 
 class Arguments:
@@ -98,9 +98,3 @@ def ordinary(data: Any, losses: Tensor) -> Tensor:
         finite = t.detach().isfinite()
         made = made & (finite.flatten(1).all(1) if t.dim() > 1 else finite)
     return made
-
-
-def only(data: Any, examples: int, rows: list[int]) -> Any:
-    """The same for these examples alone."""
-    rows_of(data, examples, "Give private.loss a function of outputs and targets.")
-    return mapped(data, lambda t: t[rows])

@@ -22,14 +22,14 @@ from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Losses"]
+__all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Hook", "Losses"]
 
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
     "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers"
 )
 
-VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not tested"
+VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not shown"
 
 ROUNDED = (
     "Means over the batch were differentiated in half precision: whether one example is there moves the rounding of all others, which no "
@@ -49,6 +49,7 @@ class Losses:
         self.padding = 0  # of them, at the end, that do not count
         self.fixed = False  # all passes have one shape
         self.vouched = False
+        self.tried = False  # whoever loops tries what a pass is the loss of
         self.known: dict[Any, Any] = {}  # what the first function of a line of the program held
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
@@ -160,7 +161,7 @@ class Handed:
 
     def attach(self, model: nn.Module) -> Any:
         """Watch the model's passes; the handle to remove the hook with."""
-        return model.register_forward_hook(_Hook(model, self._passed), with_kwargs=True)
+        return model.register_forward_hook(Hook(model, self._passed), with_kwargs=True)
 
     def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
         """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
@@ -180,6 +181,11 @@ class Handed:
     def is_open(self) -> bool:
         """Whether a batch is out whose step is still to come."""
         return bool(self._batch)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether what runs now is tried on single examples."""
+        return self._seen
 
     def forget(self) -> None:
         """The step is taken."""
@@ -266,7 +272,7 @@ class Handed:
         return bool(alike) and (not due or any(torch.equal(t.detach().to(leaf), leaf.detach()) for t in alike))
 
 
-class _Hook:
+class Hook:
     """Says what the model itself was called with. A copy of the model has the hook as well, where it says nothing."""
 
     def __init__(self, model: nn.Module | None = None, passed: Callable[[Any, Any, Any], None] | None = None) -> None:
@@ -276,5 +282,5 @@ class _Hook:
         if self._passed is not None and module is self._model and torch.is_grad_enabled() and transform() is None:
             self._passed(args, kwargs, output)
 
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
