@@ -173,42 +173,48 @@ def pulled(records: int) -> str:
 _PAGE = """
 ## Correlated noise with amplification
 
-Where noise limits a model (adult, batches of 64, 2,048 steps, a constant rate, the last iterate), banded noise with cyclic sampling beside
-DP-SGD at the same budget and the same rate; test accuracy, mean of {seeds} seeds and standard error of the mean difference. The rate is
-that of 1, 2, 4, 8, 16 which is best for DP-SGD on the last tenth of the training rows, over 32 other seeds. The planner chose the number of
-bands, for iterates that forget a tenth of a step in the next one (`planner.compare(workload=SGDWorkload(weight_decay=0.1), ...)`).
-`python -m accuracy.mechanisms --data FOLDER` (all seeds at once, in numpy, with the plan's own batches and coefficients)
+Banded noise with cyclic sampling can beat DP-SGD where noise limits the model. This comparison uses adult with batches of 64, 2,048
+steps, a constant learning rate and the last iterate. Both ways have the same budget and the same rate: of 1, 2, 4, 8 and 16 the one that
+is best for DP-SGD on the last tenth of the training rows, over 32 other seeds. The planner chose the number of bands, for iterates that
+forget a tenth of a step in the next one (`planner.compare(workload=SGDWorkload(weight_decay=0.1), ...)`). The table gives the mean test
+accuracy of
+{seeds} seeds and the standard error of the mean difference. `python -m accuracy.mechanisms --data FOLDER` measures it; it runs all seeds at
+once in numpy, with the plan's own batches and coefficients.
 
 {table}
-This is at one rate for both. At rates 1, 2, 4 and 8 banded is ahead at each epsilon, by 0.03 to 0.14 (60 of the seeds, ± 0.02 to 0.04).
+At rates 1, 2, 4 and 8 banded noise is ahead at each epsilon, by 0.03 to 0.14 (60 of the seeds, ± 0.02 to 0.04).
 
-**What is forgotten decides.** By default the planner's noise is made for prefix sums: weights that keep every step for ever. Where the loss
-is curved, a step is forgotten: along a direction of curvature h the last iterate holds the sum over s of (1 - rate h)^(T - s) times row s
-of the noise. Banded rows take back what earlier ones added, which is worth nothing once that is forgotten, and each alone is larger.
-Noise in the last iterate, banded over DP-SGD, by how much of a step is forgotten in the next one (exact, from the plans' coefficients):
+**Tell the planner how fast steps are forgotten.** By default it shapes the noise for prefix sums, that is for weights that keep every
+step for ever. A curved loss forgets steps: along a direction of curvature h the last iterate holds the sum over s of (1 - rate h)^(T - s)
+times row s of the noise. Banded noise cancels what earlier rows added. That is worth nothing once those rows are forgotten, and each
+single row is larger than DP-SGD's. The next table gives the noise in the last iterate, banded divided by DP-SGD, by the share of a step
+that is forgotten in the next one. It is exact, computed from the plans' coefficients.
 
 {pulled}
-At a rate of 5, 17 of the 136 directions of this model forget more than 1 % a step (eigenvalues of the loss at the fit without privacy,
-times the rate). There noise for prefix sums is larger than DP-SGD's, but for epsilon 2 and 8 near 1 %. Noise for iterates that forget is
-smaller along 16 of them, and gives up a part of the gain along flat ones. Along the last, nearly that of the constant, a step takes back
-more than a whole one (138 %, before clipping), and both are larger than DP-SGD's: 1.7 to 2 times, and 5 to 8 times.
+At a rate of 5, 17 of the 136 directions of this model forget more than 1 % per step (eigenvalues of the loss at the fit without privacy,
+times the rate). There noise for prefix sums is larger than DP-SGD's, except near 1 % at epsilon 2 and 8. Noise for iterates that forget
+is smaller along 16 of these directions, and gives up part of the gain along flat ones. Along the last direction, close to that of the
+constant, a step overshoots (138 %, before clipping). Both kinds are larger than DP-SGD's there: 1.7 to 2 times for noise that forgets, 5
+to 8 times for prefix sums.
 
-**Where each way takes its own best rate.** An earlier comparison let 3,256 held rows choose a rate for each way, and for banded noise also
-among those made for 0, 1 and 10 %: -0.13, +0.12, -0.21 at the three epsilons (± 0.03 to 0.05, 200 seeds; written down from earlier runs).
-`python -m accuracy.rates --data FOLDER`, whose protocol was committed before its only run, asks how much of that is choosing: it trains
-both ways (noise for 10 %) at eleven rates from 1 to 32 on 80 fresh seeds. The top of a smooth curve through the test accuracies is what a
-way can reach; the standard error is over seeds. Then the rates that the held rows choose, and what they give on test rows; then the same
-with 400 other sets of 3,256 rows to choose on (mean and deviation of a single choice, and how often banded came out behind):
+**With the best rate for each way the gain is small.** `python -m accuracy.rates --data FOLDER` trains both ways (noise for 10 %) at
+eleven rates from 1 to 32 on 80 fresh seeds. Its protocol was fixed before its only run. *Top* is the maximum of a smooth curve through
+the test accuracies; the standard error is over seeds. The fifth column lets 3,256 held-out rows choose the two rates and gives the
+difference on test rows. The last column repeats this choice with 400 other sets of 3,256 rows: mean and standard deviation of a single
+choice, and how often banded noise came out behind.
 
 | epsilon | DP-SGD, top at rate | banded | difference of tops | rates by the held rows, difference | other sets |
 |---|---|---|---|---|---|
 {rates}
-So with a best rate for each, banded noise for 10 % is not worse, ahead at epsilon 2 (2.4 standard errors), and not told apart from DP-SGD
-at 0.5 and 8 (1.2 and 0.9): "better at 8" holds at one rate, not here. A rate of its own takes back most of what better noise gives.
-Choosing rates on so few rows costs both ways alike (the held rows prefer twice the rate that the test rows do) and moves the difference
-by 0.02 to 0.03 (at worst to -0.11, -0.13, -0.15 in 400 draws), so it alone hardly explains -0.13 and -0.21; what is left is the choice
-among kinds of noise, which was not repeated. Noise for prefix sums (0 %), at a rate of its own, was 0.18 points behind at 0.5 (± 0.07),
-0.07 and 0.10 ahead at the others.
+With a best rate for each, banded noise is ahead at epsilon 2 (2.4 standard errors) and cannot be told apart from DP-SGD at 0.5 and 8 (1.2
+and 0.9). The advantage at epsilon 8 in the first table holds at one common rate only: a rate of its own gives back most of what better
+noise gains. Choosing rates on so few rows costs both ways the same (the held rows prefer twice the rate that the test rows do).
+
+An earlier comparison, whose figures are recorded from earlier runs, let 3,256 held rows choose a rate for each way and, for banded noise,
+among noise for 0, 1 and 10 %. It found differences of -0.13, +0.12 and -0.21 at the three epsilons (± 0.03 to 0.05, 200 seeds). The
+choice of rates moves the difference by 0.02 to 0.03 (at worst to -0.11, -0.13 and -0.15 in 400 draws), so it hardly explains -0.13 and
+-0.21. What remains is the choice among kinds of noise, which was not repeated. Noise for prefix sums (0 %) at a rate of its own was 0.18
+points behind at 0.5 (± 0.07) and 0.07 and 0.10 ahead at the others.
 """
 
 
