@@ -23,7 +23,8 @@ To train the same model on your data:
 hushgrad train accuracy/TASK.toml --auto --data FILE --test-data FILE --epsilon E --delta 1e-5 --records N --out DIR
 ```
 
-`hushgrad advise` prints the same settings without training. Without `--test-data` the command holds out a fifth of the records.
+`hushgrad advise` prints the same settings without training. Without `--test-data` the command holds out a fifth of the records, a different
+one than this page tests on.
 
 | task | epsilon | hushgrad | not private | target | other work | seeds | steps | CPU s per run |
 |---|---|---|---|---|---|---|---|---|
