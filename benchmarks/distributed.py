@@ -72,7 +72,7 @@ def sharded(model: nn.Sequential) -> nn.Sequential:
 def stepper(options: dict[str, Any], noise: str) -> Any:
     """A function that takes one step of private training with this noise, or of plain training."""
     from hushgrad.noise import BLT, Banded, Independent
-    from hushgrad.sampling.dealing import stamp
+    from hushgrad.sampling.batch_loader import stamp
     from hushgrad.train import Plan, make_private
 
     model: nn.Module = model_of(options["width"], options["depth"])

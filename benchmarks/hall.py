@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from hushgrad.clipping import Capture, Flat
 from hushgrad.noise import Source
 from hushgrad.noise.streams import IndependentStream
-from hushgrad.sampling.dealing import stamp
+from hushgrad.sampling.batch_loader import stamp
 from hushgrad.train import Plan, make_private
 
 TARGET = 0.05

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from hushgrad import noise
 from hushgrad.clipping import root
 from hushgrad.integrations.huggingface import token_loss
-from hushgrad.sampling.dealing import stamp
+from hushgrad.sampling.batch_loader import stamp
 from hushgrad.train import Plan, make_private
 
 _MMAP_THRESHOLD = -3  # of glibc's mallopt

@@ -25,8 +25,8 @@ import peft  # noqa: F401 (before memory is looked at)
 from language import Setting, in_a_child, peak_of, private
 from scipy.optimize import nnls
 
+from hushgrad.planner.model_shapes import shape_of
 from hushgrad.planner.resources import Work
-from hushgrad.planner.shapes import shape_of
 
 FITTED = [
     Setting(hidden=128, layers=2, vocabulary=512),

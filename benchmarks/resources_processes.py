@@ -29,7 +29,7 @@ from resources import work_of
 from step import Step
 from torch import nn
 
-from hushgrad.sampling.dealing import stamp
+from hushgrad.sampling.batch_loader import stamp
 from hushgrad.train import Plan, make_private
 
 WORLD = 2

@@ -19,9 +19,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from hushgrad.accounting import calibrate_noise
-from hushgrad.accounting.likely import likely_noise
-from hushgrad.planner import scaling
-from hushgrad.planner.scaling import LAW, Law
+from hushgrad.accounting.initial_guess import likely_noise
+from hushgrad.planner import scaling_law
+from hushgrad.planner.scaling_law import LAW, Law
 
 DELTA = 1e-8
 SLACK, UNIT = 0.005, 0.03  # of a logarithm: what a better choice may gain unpunished, and what counts as one
@@ -66,7 +66,7 @@ class Row:
 def row_of(line: tuple[float, ...]) -> Row:
     records, epsilon, compute, loss, parameters, steps, batch = line
     noise = calibrate_noise(epsilon=epsilon, delta=DELTA, steps=int(steps), rate=batch / records)
-    possible = scaling._possible(compute, epsilon, DELTA, int(records), LAW)
+    possible = scaling_law._possible(compute, epsilon, DELTA, int(records), LAW)
     others = [(one.parameters, one.steps, one.batch_size, one.noise_multiplier / one.batch_size) for one in possible]
     return Row(records, epsilon, compute, loss, (parameters, steps, batch), noise / batch, others)
 

@@ -114,7 +114,7 @@ def certified(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Ste
 
 def lazy(case: Case, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
     """A whole private run with lazy tables: noise for the rows that the batch reads, none for the others."""
-    from hushgrad.sampling.dealing import stamp
+    from hushgrad.sampling.batch_loader import stamp
     from hushgrad.train import Plan, make_private
 
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)

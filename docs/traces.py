@@ -28,7 +28,7 @@ STAGES = {
     "clipping/root.py Root._enter": 3,
     "clipping/site.py Call.arrive": 4,
     "train/stepping.py Stepping._before_step": 5,
-    "noise/drawing.py Rows.rows": 7,
+    "noise/noise_rows.py Rows.rows": 7,
     "release/core.py Release.finished": 8,
     "train/stepping.py Stepping._after_step": 10,
 }

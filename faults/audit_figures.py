@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit import LowerBound, audit_run, step_bounds
-from hushgrad.audit.composed import StepScores, composed_bounds, contribution_lower, noise_upper
+from hushgrad.audit.composed_bounds import StepScores, composed_bounds, contribution_lower, noise_upper
 from hushgrad.denoise import Laplacian
 from hushgrad.estimators import DPLogisticRegression
 from hushgrad.estimators.randomness import Randomness

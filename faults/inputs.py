@@ -19,7 +19,7 @@ from hushgrad.budget import Ledger
 from hushgrad.budget.policy import read_policy
 from hushgrad.errors import HushgradError
 from hushgrad.events import Event
-from hushgrad.planner.shapes import NAMES, shape_of
+from hushgrad.planner.model_shapes import NAMES, shape_of
 from hushgrad.recipes import DATA, MODELS
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TensorEncoder
 from hushgrad.recipes.images import ImageEncoder

@@ -43,7 +43,7 @@ TESTS = {
     "accounting/filter_rules.py": FILTERS,
     "sampling/poisson.py": SAMPLERS,
     "sampling/fixed_size.py": SAMPLERS,
-    "sampling/cyclic.py": SAMPLERS,
+    "sampling/cyclic_poisson.py": SAMPLERS,
     "sampling/balls_in_bins.py": SAMPLERS,
     "sampling/round_robin.py": SAMPLERS,
     "sampling/full_batch.py": SAMPLERS,

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hushgrad.audit.worst import Record, worst_record
+from hushgrad.audit.worst_record_search import Record, worst_record
 from hushgrad.clipping import Capture
 from hushgrad.clipping.certificate import KAPPA, Certificate
 from hushgrad.errors import HushgradError
@@ -33,7 +33,7 @@ from hushgrad.release.placement import Replicated, Sharded, Whole
 from hushgrad.release.placement.lockstep import CheckedTogether, split_evenly
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
-from hushgrad.sampling.dealing import stamp
+from hushgrad.sampling.batch_loader import stamp
 from hushgrad.train.invariant_sizes import InvariantSizes
 
 sys.path.insert(0, str(File(__file__).parent))

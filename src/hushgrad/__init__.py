@@ -12,7 +12,7 @@ Names are imported on first use, so that asking for an epsilon does not wait for
 
 from __future__ import annotations
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 
 TYPE_CHECKING = False  # typing's own, without its 17 ms: an interrupt before ``cli.entry`` is a traceback
 if TYPE_CHECKING:

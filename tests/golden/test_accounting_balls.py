@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hushgrad.accounting import delta, epsilon, epsilon_interval
-from hushgrad.accounting.pld.bounds import allocation, convex, exchange
+from hushgrad.accounting.pld.bounds import allocation, convex_order, replace_one_allocation
 from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow
-from hushgrad.accounting.pld.bounds.exchange import AllocatedReplace
+from hushgrad.accounting.pld.bounds.replace_one_allocation import AllocatedReplace
 from hushgrad.accounting.pld.profiles.curve import Curve, GaussianCurve, Mirror
 from hushgrad.events import BallsInBins, DiscreteLaplace, Event, Gaussian, Laplace, PureDP, Sampled
 from hushgrad.noise import Banded
@@ -52,17 +52,17 @@ def test_planted_defects_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     (mean, error), _, (replaced, its_error) = _simulated(bins, mu, at, count=200_000)
     assert abs(AllocatedAbove(GaussianCurve(mu), bins + 2).delta(at) - mean) > ALARM * error + 1e-3 * mean
     assert abs(AllocatedReplace(mu, bins + 2).delta(at) - replaced) > ALARM * its_error + 0.03 * replaced
-    honest = convex.summed_above
-    for room in (allocation, exchange):
+    honest = convex_order.summed_above
+    for room in (allocation, replace_one_allocation):
         monkeypatch.setattr(
             room, "summed_above", lambda a, b, w, places, **more: honest(a, b, (w[0] * 0.98, w[1]), places, **more)
         )
     allocation._above.cache_clear()
-    exchange._value.cache_clear()
+    replace_one_allocation._value.cache_clear()
     assert AllocatedAbove(GaussianCurve(mu), bins).delta(at) < mean - ALARM * error
     assert AllocatedReplace(mu, bins).delta(at) < replaced - ALARM * its_error
     allocation._above.cache_clear()
-    exchange._value.cache_clear()
+    replace_one_allocation._value.cache_clear()
 
 
 @pytest.mark.parametrize(("bins", "mu"), [(2, 1.0), (10, 0.5), (300, 0.9), (300, 0.01), (6, 9.0)])
@@ -112,7 +112,7 @@ def test_no_adaptive_replacement_is_worse() -> None:
     z, step = np.linspace(-8, 8, 161, retstep=True)
     density = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi)
     for at in (0.2, 1.0):
-        worst = exchange._value(mu, 2, at)
+        worst = replace_one_allocation._value(mu, 2, at)
         for _ in range(40):
             u, v = rng.uniform(-mu, mu, 2)  # of the first step
             us, vs = rng.choice([-mu, mu], (2, len(z), 1)) * rng.choice([1.0, rng.uniform()])
@@ -126,11 +126,17 @@ def test_the_two_forms_of_a_sum_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """The C library and numpy, on random laws; and both keep mass and mean."""
     rng = np.random.default_rng(3)
     for raised, shift in itertools.product((False, True), (0.0, -3.0)):
-        a, b = (convex.Law(np.sort(rng.gamma(0.5, size=n)) + shift, rng.dirichlet(np.ones(n))) for n in (30, 50))
+        a, b = (convex_order.Law(np.sort(rng.gamma(0.5, size=n)) + shift, rng.dirichlet(np.ones(n))) for n in (30, 50))
         places = np.linspace(-1.0, 1.5, 40)  # some sums are outside
-        made = [convex.summed_above(a, b, (0.3, 0.7), places, raised=raised), convex.summed_below(a, b, (0.3, 0.7), places)]
-        monkeypatch.setattr(convex, "KERNEL", None)
-        again = [convex.summed_above(a, b, (0.3, 0.7), places, raised=raised), convex.summed_below(a, b, (0.3, 0.7), places)]
+        made = [
+            convex_order.summed_above(a, b, (0.3, 0.7), places, raised=raised),
+            convex_order.summed_below(a, b, (0.3, 0.7), places),
+        ]
+        monkeypatch.setattr(convex_order, "KERNEL", None)
+        again = [
+            convex_order.summed_above(a, b, (0.3, 0.7), places, raised=raised),
+            convex_order.summed_below(a, b, (0.3, 0.7), places),
+        ]
         monkeypatch.undo()
         for one, other in zip(made, again, strict=True):
             np.testing.assert_allclose(one[0].mass, other[0].mass, rtol=1e-12)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from hushgrad.accounting import delta, epsilon_interval
-from hushgrad.accounting.pld import batches
-from hushgrad.accounting.pld.batches import Cuts
-from hushgrad.accounting.pld.profiles.atoms import DiscreteLaplaceCurve
+from hushgrad.accounting.pld import batch_schemes
+from hushgrad.accounting.pld.batch_schemes import Cuts
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, HalfRange, LaplaceCurve
-from hushgrad.accounting.pld.profiles.exchange import DiscreteReplace, LaplaceReplace, TwoDistances
-from hushgrad.accounting.pld.search.choice import choice_delta
+from hushgrad.accounting.pld.profiles.discrete import DiscreteLaplaceCurve
+from hushgrad.accounting.pld.profiles.replace_one import DiscreteReplace, LaplaceReplace, TwoDistances
+from hushgrad.accounting.pld.search.exponential_composition import choice_delta
 from hushgrad.events import (
     DiscreteGaussian,
     DiscreteLaplace,
@@ -99,7 +99,7 @@ def test_truncated_batches_by_enumeration(relation: str) -> None:
                 worst = max(worst, *(_hockey(p, q_, at) for p, q_ in _worlds(draw, without, others, sigma, relation)))
             assert worst <= bound + QUADRATURE
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(batches.Cuts, "of", lambda *a: replace(honest(*a), survives=honest(*a).survives * 1e-3))
+                patch.setattr(batch_schemes.Cuts, "of", lambda *a: replace(honest(*a), survives=honest(*a).survives * 1e-3))
                 caught += worst > delta(run, epsilon=at, relation=relation) + QUADRATURE
     assert caught > 3
 

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from hushgrad import noise
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _chacha, _transform
+from hushgrad.noise import _box_muller, _chacha
 from hushgrad.noise._chacha import ChaChaStream, chacha_blocks
-from hushgrad.noise.row_draws import rows_of
 from hushgrad.noise.source import Source
+from hushgrad.noise.table_rows import rows_of
 
 # key, counter, nonce, first and last words of the key stream: RFC 8439, 2.3.2 and appendix A.1, vectors 1 to 5.
 ZERO, ONE = bytes(32), bytes(31) + b"\1"
@@ -71,7 +71,7 @@ def test_numbers_are_the_houses_transform_of_the_words(offset, dtype):
     first, last = offset // 256, -(-(offset + n) // 256)
     words = chacha_blocks(source._stream.key_words, step, 4, np.arange(24 * first, 24 * last, dtype=np.uint64)).reshape(-1)
     z = np.empty((last - first) * 256, torch.empty(0, dtype=dtype).numpy().dtype)
-    _transform.gaussians(words, z)
+    _box_muller.gaussians(words, z)
     assert (
         source.z(step, 4, torch.empty(n, dtype=dtype), offset=offset).numpy().tobytes() == z[offset - 256 * first :][:n].tobytes()
     )

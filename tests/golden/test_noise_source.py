@@ -10,7 +10,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from hushgrad.noise._transform import GROUP, PAIRS, gaussians
+from hushgrad.noise._box_muller import GROUP, PAIRS, gaussians
 from hushgrad.noise.source import Source
 
 

@@ -20,7 +20,7 @@ import triton.language as tl  # noqa: E402
 
 from hushgrad.noise import triton_kernel  # noqa: E402
 from hushgrad.noise._chacha import ChaChaStream  # noqa: E402
-from hushgrad.noise.devices import Target, Turn, reference_row  # noqa: E402
+from hushgrad.noise.device_noise import Target, Turn, reference_row  # noqa: E402
 
 
 @triton.jit

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hushgrad.accounting import calibrate_noise, epsilon
 from hushgrad.cli.main import main
 from hushgrad.events import Gaussian
-from hushgrad.planner import allocations, scaling
-from hushgrad.planner.scaling import LAW
+from hushgrad.planner import allocations, scaling_law
+from hushgrad.planner.scaling_law import LAW
 
 TABLE = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "scaling.py"))["TABLE"]  # arXiv 2501.18914, Table 2
 
@@ -30,7 +30,7 @@ def test_published_losses_and_the_best_models_are_met(row):
 
 
 def test_compute_beyond_which_nothing_is_gained_was_never_fitted():
-    found = [scaling.saturating(epsilon=row[1], delta=1e-8, dataset_size=int(row[0])) / row[2] for row in TABLE[4::3]]
+    found = [scaling_law.saturating(epsilon=row[1], delta=1e-8, dataset_size=int(row[0])) / row[2] for row in TABLE[4::3]]
     assert all(1 / 3 <= ratio <= 3 for ratio in found), found
 
 

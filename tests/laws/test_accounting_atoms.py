@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hushgrad.accounting.pld import PLD
 from hushgrad.accounting.pld.bounds import from_above, from_below
 from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
-from hushgrad.accounting.pld.profiles.atoms import Atoms, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.discrete import Atoms, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
-from hushgrad.accounting.pld.profiles.sums import discounted
+from hushgrad.accounting.pld.profiles.stable_sums import discounted
 from hushgrad.errors import NoTheorem
 from hushgrad.events import (
     ApproxDP,

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.accounting import PLD
-from hushgrad.accounting.pld.bounds import blend, compose, merge, spectrum
-from hushgrad.accounting.pld.bounds.blend import Blend, blended, corner_weights
+from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.pld.bounds import blend_steps, compose, fft_powers, merge_steps
+from hushgrad.accounting.pld.bounds.blend_steps import Blend, blended, corner_weights
 from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.profiles.curve import Array, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
-from hushgrad.accounting.policy import POLICY
 from hushgrad.events import Compose, Event, Gaussian
 
 EPSILON = np.concatenate([np.linspace(-3, 3, 121), np.geomspace(3, 40, 20)])
@@ -56,7 +56,7 @@ def test_interpolation_in_the_distance_itself_is_caught(monkeypatch: pytest.Monk
     """The profile is concave in mu near epsilon 0, so these weights are too small."""
     rate, mu = np.full(5, 0.5), np.linspace(1.0, 4.0, 5)
     assert dominated(rate, mu)
-    monkeypatch.setattr(blend, "erf", lambda x: x)
+    monkeypatch.setattr(blend_steps, "erf", lambda x: x)
     assert not dominated(rate, mu)
 
 
@@ -91,7 +91,7 @@ def test_the_series_is_within_its_remainder() -> None:
 
 def test_a_forgotten_variation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the correction the mean mixture stands for all steps, which no theorem allows."""
-    monkeypatch.setattr(spectrum.Spectrum, "vary", lambda self, mean, masses, corners, index, times: None)
+    monkeypatch.setattr(fft_powers.Spectrum, "vary", lambda self, mean, masses, corners, index, times: None)
     series, exact = composed_both_ways()
     scale = math.exp(series.log_mass - exact.log_mass)
     assert float(np.max(np.abs(series.c * scale - exact.c))) > series.noise * scale + exact.noise
@@ -110,7 +110,7 @@ def test_blended_bounds_hold_and_are_near(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(loss, PrivacyLoss)
     low, high = loss.epsilon_interval(1e-5)  # so few are not merged
     for cells, near in ((20, 1.2), (100, 1.03)):
-        monkeypatch.setattr(merge, "POLICY", replace(POLICY, merged=10, merged_above=cells))
-        monkeypatch.setattr(merge, "_CORNERS", 1)
+        monkeypatch.setattr(merge_steps, "POLICY", replace(POLICY, merged=10, merged_above=cells))
+        monkeypatch.setattr(merge_steps, "_CORNERS", 1)
         assert any(isinstance(curve, Blend) for curve, _ in loss._direction(0, 1e-4, upper=True))
         assert low <= loss.epsilon(1e-5) <= high * near

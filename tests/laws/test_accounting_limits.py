@@ -28,7 +28,7 @@ from hushgrad.accounting.pld.bounds.compose import _discounted_tails
 from hushgrad.accounting.pld.bounds.from_below import touch
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace
-from hushgrad.accounting.pld.search import solve
+from hushgrad.accounting.pld.search import epsilon_bounds
 from hushgrad.errors import ArgumentError, Contradiction, NoTheorem, NumericalLimit
 from hushgrad.events import (
     ApproxDP,
@@ -106,9 +106,9 @@ def test_bounds_of_tiny_deltas_do_not_cross() -> None:
 def test_a_contradiction_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = losses.epsilon_bound
 
-    def wrong(*arguments: object, upper: bool, **options: object) -> solve.Answer:
+    def wrong(*arguments: object, upper: bool, **options: object) -> epsilon_bounds.Answer:
         answer = real(*arguments, upper=upper, **options)  # type: ignore[arg-type]
-        return answer if upper else solve.Answer(answer.epsilon * 1.001)
+        return answer if upper else epsilon_bounds.Answer(answer.epsilon * 1.001)
 
     monkeypatch.setattr(losses, "epsilon_bound", wrong)
     with pytest.raises(Contradiction, match="exclude each other"):
@@ -120,7 +120,7 @@ def test_a_defect_inside_a_bound_is_seen(defect: type[Exception], monkeypatch: p
     def broken(*arguments: object, **options: object) -> None:
         raise defect("operands could not be broadcast together")
 
-    monkeypatch.setattr(solve, "compose", broken)
+    monkeypatch.setattr(epsilon_bounds, "compose", broken)
     for ask in (epsilon, epsilon_interval):
         with pytest.raises(defect):
             ask(Gaussian(1.1).sampled(rate=0.01) * 100, delta=1e-5)
@@ -132,7 +132,7 @@ def test_a_limit_of_doubles_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> Non
 
     event = Gaussian(1.1).sampled(rate=0.01) * 100
     truth = epsilon(event, delta=1e-5)
-    monkeypatch.setattr(solve, "compose", limited)
+    monkeypatch.setattr(epsilon_bounds, "compose", limited)
     assert truth <= epsilon(event, delta=1e-5) < math.inf
 
 
@@ -276,8 +276,8 @@ def test_answers_that_are_nearly_always_true_cost_what_they_do(noise: float, cat
 
 def test_a_curve_that_is_not_a_number_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GaussianCurve, "delta", lambda curve, at: math.nan)
-    assert solve.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=True).epsilon == math.inf
-    assert solve.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=False).epsilon == 0.0
+    assert epsilon_bounds.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=True).epsilon == math.inf
+    assert epsilon_bounds.epsilon_bound([(GaussianCurve(1.0), 1)], 1e-5, 1e-4, upper=False).epsilon == 0.0
 
 
 BEYOND = [

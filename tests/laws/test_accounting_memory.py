@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import hushgrad
-from hushgrad.accounting.pld.bounds.spectrum import Spectrum
-from hushgrad.noise.series import convolved
+from hushgrad.accounting.pld.bounds.fft_powers import Spectrum
+from hushgrad.noise.power_series import convolved
 
 
 class _Held(ctypes.Structure):  # glibc's struct mallinfo2

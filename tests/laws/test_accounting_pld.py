@@ -15,11 +15,11 @@ from hushgrad.accounting.pld.bounds import compose, from_above
 from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
 from hushgrad.accounting.pld.bounds.from_below import floor, lower, touch
 from hushgrad.accounting.pld.bounds.grid import Masses, both_sides
-from hushgrad.accounting.pld.profiles.atoms import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve, Mirror
+from hushgrad.accounting.pld.profiles.discrete import DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Symmetrised
-from hushgrad.accounting.pld.search import allowance, solve
+from hushgrad.accounting.pld.search import epsilon_bounds, error_allowance
 from hushgrad.errors import Contradiction, NoTheorem
 from hushgrad.events import (
     ApproxDP,
@@ -264,7 +264,7 @@ def test_mass_lost_in_an_empty_cell_is_caught(monkeypatch: pytest.MonkeyPatch) -
         p[np.argmax(p) + 3] = 0.0
         return replace(masses, p=p)
 
-    monkeypatch.setattr(allowance, "connect_the_dots", leaky)
+    monkeypatch.setattr(error_allowance, "connect_the_dots", leaky)
     assert not contained()
 
 
@@ -276,7 +276,7 @@ def test_a_wrapped_tail_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         composed = honest(parts, replace(window, low=window.low + width, high=window.high - 2 * width))
         return replace(composed, raised=0.0, folded=(-math.inf, 0.0), beyond=0.0)
 
-    monkeypatch.setattr(solve, "compose", narrow)
+    monkeypatch.setattr(epsilon_bounds, "compose", narrow)
     assert not contained()
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 from hushgrad.accounting import Filter, calibrate, calibrate_steps, epsilon
-from hushgrad.accounting.pool import Pool
+from hushgrad.accounting.reference_pool import Pool
 from hushgrad.budget import Ledger
 from hushgrad.budget.pricing import exceeds, fits, price
 from hushgrad.budget.values import Dataset

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from hushgrad.errors import ArgumentError
-from hushgrad.sampling.identity import identity_of
+from hushgrad.sampling.data_digest import identity_of
 from hushgrad.train import Checkpoint, Plan, make_private
 
 N = 40

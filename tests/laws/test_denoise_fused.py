@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hushgrad.denoise import DebiasedSecondMoment, Laplacian, NoiseInfo, _fused, second_moment
-from hushgrad.denoise import _geometric as geometric
+from hushgrad.denoise import DebiasedSecondMoment, Laplacian, NoiseInfo, _c_kernels, second_moment
+from hushgrad.denoise import _laplacian_solver as geometric
 
 INFO = NoiseInfo(std=0.5, step=0, max_grad_norm=1.0)
-needs_c = pytest.mark.skipif(_fused.FUSED is None, reason="the C libraries are not built here")
+needs_c = pytest.mark.skipif(_c_kernels.FUSED is None, reason="the C libraries are not built here")
 pytestmark = pytest.mark.usefixtures("vector_bytes")
 
 
@@ -25,22 +25,22 @@ def test_the_scan_is_the_product_of_matrices(d, sigma, boundary, monkeypatch):
     v = signal(d)
     exact = Laplacian(sigma, boundary=boundary).smooth(v.double())
     called = []
-    real = _fused.FUSED._smooth
-    monkeypatch.setattr(_fused.FUSED, "_smooth", lambda *given: (called.append(given), real(*given)))
+    real = _c_kernels.FUSED._smooth
+    monkeypatch.setattr(_c_kernels.FUSED, "_smooth", lambda *given: (called.append(given), real(*given)))
     torch.testing.assert_close(Laplacian(sigma, boundary=boundary).smooth(v).double(), exact, rtol=0, atol=2e-6)
     assert len(called) == 1
 
 
 @needs_c
 def test_a_lost_ghost_cell_would_be_noticed(monkeypatch):
-    v, real = signal(1000), _fused.FUSED.smooth
-    monkeypatch.setattr(_fused.FUSED, "smooth", lambda *given, before, **options: real(*given, before=0.0, **options))
+    v, real = signal(1000), _c_kernels.FUSED.smooth
+    monkeypatch.setattr(_c_kernels.FUSED, "smooth", lambda *given, before, **options: real(*given, before=0.0, **options))
     assert (Laplacian(1.0).smooth(v).double() - Laplacian(1.0).smooth(v.double())).abs().max() > 1e-3
 
 
 @needs_c
 def test_threads_change_no_bit(monkeypatch):
-    v, threads = signal(3 * _fused._SHARE + 77), torch.get_num_threads()
+    v, threads = signal(3 * _c_kernels._SHARE + 77), torch.get_num_threads()
     results = []
     try:
         for count in (1, 3):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.denoise import Laplacian, NoiseInfo, beta, gamma
-from hushgrad.denoise import _geometric as geometric
+from hushgrad.denoise import _laplacian_solver as geometric
 from hushgrad.testing.denoisers import apply_operator, check_laplacian
 
 INFO = NoiseInfo(std=1.0, step=0, max_grad_norm=1.0)

@@ -15,7 +15,7 @@ import hushgrad
 from hushgrad import noise
 from hushgrad.events import Once
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.ahead import Ahead, Staging, drawn_ahead
+from hushgrad.noise.streams.prefetch import Ahead, Staging, drawn_ahead
 from hushgrad.testing import devices
 
 STEPS = 19  # more than two blocks of rows that the host solves together

@@ -20,8 +20,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad import _universal
-from hushgrad._universal import Witness
+from hushgrad import _universal_hash
+from hushgrad._universal_hash import Witness
 from hushgrad.errors import ArgumentError, CaptureError, StorageError
 from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
@@ -713,8 +713,8 @@ def test_another_rate_is_told(promise):
 @pytest.fixture(params=["C", "torch"])
 def hashing(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(_universal, "_HASH", None)
-    elif _universal._HASH is None:
+        monkeypatch.setattr(_universal_hash, "_HASH", None)
+    elif _universal_hash._HASH is None:
         pytest.skip("the C library is not built")
 
 
@@ -802,7 +802,7 @@ def test_swapped_moved_and_cut_numbers_are_witnessed_and_both_ways_agree(monkeyp
     ]
     seen = [witness.of(kind, norms) for kind in kinds]
     assert len(set(seen)) == len(kinds)
-    monkeypatch.setattr(_universal, "_HASH", None)
+    monkeypatch.setattr(_universal_hash, "_HASH", None)
     assert [witness.of(kind, norms) for kind in kinds] == seen
 
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from hushgrad import _universal, native
-from hushgrad._universal import Seen, UniversalHash
-from hushgrad.accounting.pld.bounds import convex
+from hushgrad import _universal_hash, native
+from hushgrad._universal_hash import Seen, UniversalHash
+from hushgrad.accounting.pld.bounds import convex_order
 from hushgrad.clipping import Automatic, Flat, _fused, mass, record, sums
 from hushgrad.clipping.rules import conv, experts, linear
-from hushgrad.denoise import _fused as denoise_fused
-from hushgrad.denoise import _geometric, second_moment
+from hushgrad.denoise import _c_kernels as denoise_fused
+from hushgrad.denoise import _laplacian_solver, second_moment
 from hushgrad.noise import _chacha, _kernel
-from hushgrad.noise._keystream import KeyStream
-from hushgrad.noise._transform import GROUP
+from hushgrad.noise._aes_ctr import KeyStream
+from hushgrad.noise._box_muller import GROUP
 
 pytestmark = [
     pytest.mark.skipif(native.EXACT is None or native.CONTRACTED is None, reason="the C libraries are not built here"),
@@ -202,23 +202,25 @@ def chacha(b: Bench) -> Any:
 def hashes(b: Bench) -> Any:
     part = torch.from_numpy(b.rng.integers(-(1 << 31), 1 << 31, b.size(1, 20_000), dtype=np.int32))
     with b.patch.context() as patch:
-        patch.setattr(_universal, "_HASH", b.exact.witness)
-        ours = list(_universal.UniversalHash(bytes(32)).of([part]))
+        patch.setattr(_universal_hash, "_HASH", b.exact.witness)
+        ours = list(_universal_hash.UniversalHash(bytes(32)).of([part]))
     with b.patch.context() as patch:
-        patch.setattr(_universal, "_HASH", None)
-        return ours, [np.concatenate(list(_universal.UniversalHash(bytes(32)).of([part]))).view(np.uint64)]
+        patch.setattr(_universal_hash, "_HASH", None)
+        return ours, [np.concatenate(list(_universal_hash.UniversalHash(bytes(32)).of([part]))).view(np.uint64)]
 
 
 def convex_sums(b: Bench) -> Any:
-    a, c = (convex.Law(np.sort(b.rng.gamma(0.5, size=n)), b.rng.dirichlet(np.ones(n))) for n in (b.size(2, 60), b.size(2, 60)))
+    a, c = (
+        convex_order.Law(np.sort(b.rng.gamma(0.5, size=n)), b.rng.dirichlet(np.ones(n))) for n in (b.size(2, 60), b.size(2, 60))
+    )
     places = np.linspace(0.1, 1.5, b.size(3, 40))
 
     def work() -> list[Any]:
-        law, outside = convex.summed_above(a, c, (0.3, 0.7), places, raised=True)
-        below, _ = convex.summed_below(a, c, (0.3, 0.7), places)
+        law, outside = convex_order.summed_above(a, c, (0.3, 0.7), places, raised=True)
+        below, _ = convex_order.summed_below(a, c, (0.3, 0.7), places)
         return [law.mass, np.array([outside.below, outside.above, outside.above_moment]), below.places, below.mass]
 
-    return b.without(convex, "KERNEL", work)
+    return b.without(convex_order, "KERNEL", work)
 
 
 def direction(b: Bench) -> Any:
@@ -237,9 +239,9 @@ def smooth(b: Bench) -> Any:
     v, sigma = b.tensor(b.size(2, 5000)), float(b.rng.uniform(0.1, 300))
     fused = denoise_fused.Fused(b.exact, b.contracted)  # type: ignore[arg-type]
     with b.patch.context() as patch:
-        patch.setattr(_geometric, "FUSED", fused)
-        ours = _geometric.smooth_vector(v, sigma, "periodic")
-    return [ours], [_geometric.smooth_vector(v.double(), sigma, "periodic").float()]
+        patch.setattr(_laplacian_solver, "FUSED", fused)
+        ours = _laplacian_solver.smooth_vector(v, sigma, "periodic")
+    return [ours], [_laplacian_solver.smooth_vector(v.double(), sigma, "periodic").float()]
 
 
 def outer(b: Bench) -> tuple[torch.Tensor, torch.Tensor]:

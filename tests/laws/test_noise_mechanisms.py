@@ -43,8 +43,8 @@ from hushgrad.noise.lower_bound import rmse_lower_bound
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.optimise_dense import lower_factor, optimise_dense
 from hushgrad.noise.participation import Pattern, pattern_of
+from hushgrad.noise.power_series import binomial, inverse, lower_toeplitz
 from hushgrad.noise.sensitivity import gram_sensitivity, leftmost, toeplitz_sensitivity
-from hushgrad.noise.series import binomial, inverse, lower_toeplitz
 from hushgrad.noise.streams import FilterStream
 from hushgrad.testing.mechanisms import brute_force_sensitivity, check_mechanism
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
-from hushgrad.noise.row_draws import rows_of
 from hushgrad.noise.source import Source
+from hushgrad.noise.table_rows import rows_of
 
 KERNELS = {"numpy": _kernel.NumpyKernel()}
 if isinstance(_kernel.KERNEL, _kernel.CKernel):

@@ -10,8 +10,8 @@ import pytest
 
 from hushgrad.noise import sensitivity
 from hushgrad.noise.participation import Pattern
+from hushgrad.noise.power_series import lower_toeplitz
 from hushgrad.noise.sensitivity import DENSE_LIMIT, gram_sensitivity, leftmost, toeplitz_sensitivity
-from hushgrad.noise.series import lower_toeplitz
 
 PATTERNS = [Pattern(gap, times) for gap in (1, 2, 3, 7) for times in (1, 2, 3, 6, 8)]
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _kernel, _threads, _transform
-from hushgrad.noise._keystream import KeyStream
+from hushgrad.noise import _box_muller, _kernel, _threads
+from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise.source import Source
 
 KEY = bytes(range(32))
@@ -102,10 +102,10 @@ def test_memory_layout_is_the_logical_order():
 @pytest.mark.parametrize("real", REAL)
 def test_c_and_numpy_give_the_same_bits(real, monkeypatch):
     rng = np.random.default_rng(3)
-    words = rng.integers(0, 1 << 32, 40 * 3 * _transform.PAIRS, dtype=np.uint32)
+    words = rng.integers(0, 1 << 32, 40 * 3 * _box_muller.PAIRS, dtype=np.uint32)
     edges = np.array([0, 1, 2, 3, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF, 0x80000000, 0xBFFFFFFF, 0xC0000000, 0xFFFFFFFF], np.uint32)
-    words[: 3 * _transform.PAIRS * 20] = rng.choice(edges, 3 * _transform.PAIRS * 20)
-    a, b = np.empty((2, 40 * _transform.GROUP), real)
+    words[: 3 * _box_muller.PAIRS * 20] = rng.choice(edges, 3 * _box_muller.PAIRS * 20)
+    a, b = np.empty((2, 40 * _box_muller.GROUP), real)
     _kernel.KERNEL.gaussians(words, a)
     _kernel.NumpyKernel().gaussians(words, b)
     assert a.tobytes() == b.tobytes()
@@ -246,14 +246,14 @@ def test_lists_of_different_lengths_are_refused():
 def test_a_kernel_with_other_arithmetic_is_turned_away(monkeypatch):
     class Fused:
         def gaussians(self, words, out):
-            _transform.gaussians(words, out)
+            _box_muller.gaussians(words, out)
             out[3] = np.nextafter(out[3], 9)
 
         def draw(self, *arguments, fresh):
             _kernel.NumpyKernel().draw(*arguments, fresh=fresh)
 
     class OtherCipher(Fused):
-        gaussians = staticmethod(_transform.gaussians)
+        gaussians = staticmethod(_box_muller.gaussians)
 
         def draw(self, stream, step, index, start, scale, out, fresh):
             _kernel.NumpyKernel().draw(stream, step, index, start + 256, scale, out, fresh)

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from hushgrad import Plan, make_private
 from hushgrad.errors import ArgumentError, CaptureError, NoTheorem
 from hushgrad.noise import BLT, _kernel, secure
-from hushgrad.noise._kernel import DOUBLE, KERNEL, LIMIT, SINGLE, NumpyKernel, Rounding, compiled
+from hushgrad.noise._kernel import DOUBLE, KERNEL, LIMIT, SINGLE, NumpyKernel, Rounding, c_kernel
 from hushgrad.noise.secure import GRID_BITS, SecureNoise, exact_pair, grid
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, FilterStream, IndependentStream, TreeStream
@@ -149,7 +149,7 @@ def test_a_bound_that_is_too_small_gives_wrong_roundings(monkeypatch):
         pytest.skip("single precision decides in the C kernel only")
     noise, scale, honest = SecureNoise(KEY), 1.9, np.zeros(1 << 20)
     noise.write(0, 0, 0, honest, scale, fresh=True)
-    monkeypatch.setattr(compiled, "SINGLE", Rounding(-_kernel.ARITHMETIC, -_kernel.ARITHMETIC * LIMIT, 1e9))
+    monkeypatch.setattr(c_kernel, "SINGLE", Rounding(-_kernel.ARITHMETIC, -_kernel.ARITHMETIC * LIMIT, 1e9))
     planted = np.zeros(1 << 20)
     noise.write(0, 0, 0, planted, scale, fresh=True)
     assert 0 < np.count_nonzero(planted != honest) < 1000

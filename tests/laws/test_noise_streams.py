@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushgrad import _memory
+from hushgrad import _aligned_memory
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _threads
 from hushgrad.noise._threads import CHUNK, SHARE
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import BandedStream, BufferStream, DenseStream, FilterStream, IndependentStream, TreeStream
-from hushgrad.noise.streams.ordered import OrderedStream
+from hushgrad.noise.streams.base import OrderedStream
 from hushgrad.noise.streams.tree import node
 
 STEPS, SIZE = 21, 1000
@@ -225,10 +225,10 @@ def test_chunks_cover_everything_once(count, chunk, threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(0,), (3, 5), (7, 1_000_003)])
 def test_room_starts_with_a_cache_line_and_zeros_are_zero(dtype, shape):
-    room = _memory.zeros(shape, dtype)
+    room = _aligned_memory.zeros(shape, dtype)
     assert room.shape == shape and room.dtype == dtype and room.is_contiguous()
-    assert room.data_ptr() % _memory.LINE == 0 and not room.any()
-    assert _memory.empty(shape, dtype).shape == shape
+    assert room.data_ptr() % _aligned_memory.LINE == 0 and not room.any()
+    assert _aligned_memory.empty(shape, dtype).shape == shape
 
 
 @pytest.mark.parametrize("kind", KINDS)

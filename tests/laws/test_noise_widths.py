@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad import native
-from hushgrad.noise import _kernel, _transform
-from hushgrad.noise._keystream import KeyStream
+from hushgrad.noise import _box_muller, _kernel
+from hushgrad.noise._aes_ctr import KeyStream
 
 pytestmark = [
     pytest.mark.skipif(_kernel.KERNEL.name != "c", reason="the C kernel is not built here"),
@@ -48,9 +48,9 @@ def test_the_widest_vectors_are_chosen_by_themselves(library, vector_bytes):
 
 @pytest.mark.parametrize("real", REAL)
 def test_gaussians_of_every_group(real):
-    words = np.random.default_rng(5).integers(0, 1 << 32, 9 * 3 * _transform.PAIRS, dtype=np.uint32)
+    words = np.random.default_rng(5).integers(0, 1 << 32, 9 * 3 * _box_muller.PAIRS, dtype=np.uint32)
     words[::97], words[1::97] = 0, 0xFFFFFFFF  # the ends of every interval
-    assert same_bits(lambda kernel, out: kernel.gaussians(words, out), np.empty(9 * _transform.GROUP, real))
+    assert same_bits(lambda kernel, out: kernel.gaussians(words, out), np.empty(9 * _box_muller.GROUP, real))
 
 
 sizes = st.one_of(st.integers(0, 70), st.integers(1020, 1100), st.just(2500))

@@ -10,7 +10,7 @@ import pytest
 from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.planner import Work, choices, shape_of
-from hushgrad.planner.shapes import NAMES
+from hushgrad.planner.model_shapes import NAMES
 
 SMALL = Work(shape=shape_of("smollm2-135m"), length=64, batch_size=32, micro_batch=4)
 

@@ -21,7 +21,7 @@ STAGES = [
     ("train/stepping.py", "_check_passes"),  # 5 reconcile,
     ("clipping/record.py", "clipped"),  # norms to weights,
     ("clipping/rules/linear.py", "add_weighted"),  # one weighted pass
-    ("noise/drawing.py", "rows"),  # 7 noise
+    ("noise/noise_rows.py", "rows"),  # 7 noise
     ("release/core.py", "add_up"),  # 6 over the processes, which share the noise, too
     ("train/guard.py", "charge"),  # charged before it is released
     ("release/core.py", "gradients"),  # 8 a fresh p.grad

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hushgrad.errors import NotIsolated
-from hushgrad.sampling.grown import smallest
+from hushgrad.sampling.collate_checks import smallest
 from hushgrad.train import Plan, fit, make_private
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad.errors import CaptureError, NotIsolated
-from hushgrad.sampling.dealing import stamp
+from hushgrad.sampling.batch_loader import stamp
 from hushgrad.train import Plan, make_private
 
 N = 24

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from hushgrad.accounting import epsilon
-from hushgrad.accounting.trials import probabilities
+from hushgrad.accounting.trial_counts import probabilities
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Event, Gaussian, NonPrivate, OneOf, PureDP, RandomizedResponse, RepeatAndSelect
 from hushgrad.tuning import Draws, Stopping, calibrated_noise, number_of_trials, tuning_cost

@@ -16,7 +16,7 @@ from flint import arb
 
 from hushgrad.accounting import epsilon_interval, gaussian_delta
 from hushgrad.accounting.pld import loss as losses
-from hushgrad.accounting.pld.search import solve
+from hushgrad.accounting.pld.search import epsilon_bounds
 from hushgrad.events import (
     ApproxDP,
     BallsInBins,
@@ -130,7 +130,7 @@ def test_a_null_record_beside_little_noise(sigma: float, delta: float) -> None:
 def test_a_smaller_upper_end_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     real = losses.epsilon_bound
 
-    def short(*arguments: object, upper: bool, **options: object) -> solve.Answer:
+    def short(*arguments: object, upper: bool, **options: object) -> epsilon_bounds.Answer:
         answer = real(*arguments, upper=upper, **options)  # type: ignore[arg-type]
         return replace(answer, epsilon=answer.epsilon * (1 - 1e-5)) if upper else replace(answer, epsilon=answer.epsilon * 0.9)
 

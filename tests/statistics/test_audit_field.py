@@ -9,9 +9,9 @@ import pytest
 from scipy.stats import binom
 
 from hushgrad.accounting import epsilon
-from hushgrad.audit import composed, field
-from hushgrad.audit.composed import StepScores, composed_delta, step_fdp, step_gdp
-from hushgrad.audit.field import Long, Runs, Wide, field_checks
+from hushgrad.audit import composed_bounds, noise_tests
+from hushgrad.audit.composed_bounds import StepScores, composed_delta, step_fdp, step_gdp
+from hushgrad.audit.noise_tests import Long, Runs, Wide, field_checks
 from hushgrad.events import Gaussian
 from hushgrad.train import Plan
 
@@ -27,7 +27,7 @@ def drawn(rng: np.random.Generator, runs: int = 12, steps: int = 24) -> tuple[li
 
 def test_right_noise_is_called_wrong_as_seldom_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level of 2 % for each check, of 150 draws at most 12 may fail (probability 2e-5 at exactly 2 %)."""
-    monkeypatch.setattr(field, "FALSE_ALARM", 0.02)
+    monkeypatch.setattr(noise_tests, "FALSE_ALARM", 0.02)
     rng, failed = np.random.default_rng(0), {}
     for _ in range(150):
         for check in field_checks(*drawn(rng)):
@@ -71,7 +71,7 @@ def test_bounds_from_steps_exceed_the_truth_as_seldom_as_stated() -> None:
     truth, rng = plan.guarantee().epsilon, np.random.default_rng(2)
     wrong = {"steps f-dp": 0, "steps gdp": 0}
     for seed in range(40):
-        for bound in composed.composed_bounds(plan, scores(rng, 1.0), confidence=0.8, seed=seed):
+        for bound in composed_bounds.composed_bounds(plan, scores(rng, 1.0), confidence=0.8, seed=seed):
             wrong[bound.method] += bound.epsilon > truth
             assert bound.epsilon > 0.4 * truth
     assert max(wrong.values()) <= 18
@@ -88,9 +88,9 @@ def test_one_step_of_everybody_is_the_gaussian_mechanism() -> None:
 
 def test_the_limits_are_those_of_their_laws() -> None:
     rng = np.random.default_rng(4)
-    over = sum(composed.noise_upper(rng.standard_normal(500), confidence=0.9) < 1 for _ in range(500))
+    over = sum(composed_bounds.noise_upper(rng.standard_normal(500), confidence=0.9) < 1 for _ in range(500))
     assert over <= 0.1 * 500 + 4 * math.sqrt(45)
-    over = sum(composed.rate_lower(int(rng.binomial(1000, 0.03)), 1000, confidence=0.9) > 0.03 for _ in range(500))
+    over = sum(composed_bounds.rate_lower(int(rng.binomial(1000, 0.03)), 1000, confidence=0.9) > 0.03 for _ in range(500))
     assert over <= 0.1 * 500 + 4 * math.sqrt(45)
-    over = sum(composed.contribution_lower(scores(rng, 1.0, 50), confidence=0.9) > 1 for _ in range(500))
+    over = sum(composed_bounds.contribution_lower(scores(rng, 1.0, 50), confidence=0.9) > 1 for _ in range(500))
     assert over <= 0.1 * 500 + 4 * math.sqrt(45)

@@ -13,7 +13,7 @@ import torch
 from scipy import special, stats
 
 from hushgrad.noise import _kernel
-from hushgrad.noise._transform import GROUP, GROUP_BYTES, PAIRS
+from hushgrad.noise._box_muller import GROUP, GROUP_BYTES, PAIRS
 from hushgrad.noise.secure import grid
 from hushgrad.noise.source import Source
 

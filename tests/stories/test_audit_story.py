@@ -13,7 +13,7 @@ import torch
 
 from hushgrad import Plan, make_private
 from hushgrad.audit import Auditor, AuditReport
-from hushgrad.audit.exact import compare, journal_check
+from hushgrad.audit.exact_check import compare, journal_check
 from hushgrad.cli.main import main
 from hushgrad.clipping import Adaptive, PerLayer
 from hushgrad.errors import ArgumentError

@@ -13,7 +13,7 @@ from zoo.specimen import Specimen
 
 from hushgrad.clipping import Capture, Flat
 from hushgrad.errors import CaptureError, NotIsolated
-from hushgrad.sampling.grown import grown_dim, keeps_apart, sizes_apart
+from hushgrad.sampling.collate_checks import grown_dim, keeps_apart, sizes_apart
 
 B = 4
 

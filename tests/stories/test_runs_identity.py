@@ -29,8 +29,8 @@ from hushgrad.recipes.recipe_file import DEMO
 from hushgrad.release.keys import RunKey
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import Poisson as PoissonSampler
-from hushgrad.sampling import identity as identities
-from hushgrad.sampling.identity import identity_of
+from hushgrad.sampling import data_digest as identities
+from hushgrad.sampling.data_digest import identity_of
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.fitting import fit, run_steps
 from hushgrad.train.spending import guarantee_of

@@ -9,13 +9,13 @@
 |---|---|
 | ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
-| ``gaussian``, ``renyi``, ``renyi_sampled``, ``dominance``, ``conversion`` | the analyses that they share |
-| ``api``, ``tradeoff``, ``group``, ``odometer`` | the questions |
-| ``calibration``, ``target``, ``bracketing`` | one more: which unknown meets a budget |
-| ``filters``, ``filter_rules``, ``pool`` | and one: does the next step still fit? |
-| ``participation`` | who takes part: which theorem covers a sample, asked by every accountant |
-| ``policy`` | every heuristic number, with its reason |
-| ``contour`` | an estimate, labelled as such |
+| ``gaussian``, ``renyi``, ``renyi_sampled``, ``dp_statements``, ``renyi_conversion`` | the analyses that they share |
+| ``api``, ``tradeoff``, ``group``, ``odometer`` | epsilon, delta and what follows from them, as functions of an event |
+| ``calibration``, ``calibration_target``, ``bracketing``, ``initial_guess`` | which noise, rate or number of steps meets a budget |
+| ``filters``, ``filter_rules``, ``reference_pool`` | budgets spent adaptively: does the next step still fit? |
+| ``participation`` | which theorem covers a way of sampling; every accountant asks here |
+| ``heuristics`` | every heuristic number, with its reason |
+| ``contour_estimate`` | a fast estimate, never used for a claim |
 | ``classical`` | printed theorems with their conditions |
 """
 
@@ -35,7 +35,7 @@ from hushgrad.accounting.calibration import (
     calibrate_steps,
     certified_calibration,
 )
-from hushgrad.accounting.contour import Estimate, estimate
+from hushgrad.accounting.contour_estimate import Estimate, estimate
 from hushgrad.accounting.filters import Filter
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from hushgrad.accounting.gdp import GDP

@@ -10,8 +10,8 @@ from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import basic_epsilon
 from hushgrad.accounting.composition import Terms, share_of_delta
-from hushgrad.accounting.dominance import STATED, statement
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.dp_statements import STATED, statement
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.events import Event, Relation
 
 

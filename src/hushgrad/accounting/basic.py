@@ -9,7 +9,7 @@ from hushgrad import _papers
 from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.composition import Terms, share_of_delta
-from hushgrad.accounting.dominance import STATED, Statement, statement
+from hushgrad.accounting.dp_statements import STATED, Statement, statement
 from hushgrad.events import Event, Relation
 
 

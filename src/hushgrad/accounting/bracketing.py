@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.errors import NumericalLimit
 
 

@@ -11,7 +11,7 @@ import math
 
 from hushgrad import _check
 from hushgrad.accounting.advanced import advanced_forms
-from hushgrad.accounting.dominance import amplified
+from hushgrad.accounting.dp_statements import amplified
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Relation

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hushgrad.accounting._numeric import revealed, smallest_true
 from hushgrad.accounting.base import Loss
-from hushgrad.accounting.dominance import Statement
+from hushgrad.accounting.dp_statements import Statement
 
 T = TypeVar("T", bound="Terms")
 

@@ -15,7 +15,7 @@ from hushgrad.accounting.base import Loss
 from hushgrad.accounting.composition import Terms
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.accounting.gdp import GDPLoss
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.rdp import RDPLoss
 from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import NoTheorem

@@ -9,7 +9,7 @@ as long as the budget holds, and whatever was admitted is (epsilon, delta)-DP to
 | ``"basic"`` | sum of epsilon_i <= epsilon, sum of delta_i <= delta | Rogers et al. 2016 |
 | ``"advanced"`` | sqrt(2 S ln(1/d)) + S/2 <= epsilon, S = sum eps_i²; sum delta_i <= delta - d | Whitehouse et al. 2023 |
 | ``"zcdp"`` | sum of rho_i <= rho | Feldman and Zrnic 2021 (at every order), Whitehouse et al. 2023 |
-| ``"pool"`` | every step uses up copies of a step of the declared plan that dominates it | ``accounting/pool.py`` |
+| ``"pool"`` | every step uses up copies of a step of the declared plan that dominates it | ``accounting/reference_pool.py`` |
 | ``"rdp"`` | sum of D_alpha <= bound, at one order fixed in advance (from a plan, if one is given) | Feldman and Zrnic 2021 |
 | ``"gdp"`` | sum of mu_i² <= mu², Gaussian steps | Smith and Thakurta 2022; Koskela et al. 2023 |
 
@@ -27,7 +27,7 @@ from hushgrad._printed import at_most
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Nothing, Unbounded
 from hushgrad.accounting.filter_rules import Cost, is_finite, order_for, rule_of
-from hushgrad.accounting.pool import Pool
+from hushgrad.accounting.reference_pool import Pool
 from hushgrad.errors import BudgetExceeded
 from hushgrad.events import Event, Relation
 

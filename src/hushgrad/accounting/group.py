@@ -21,8 +21,8 @@ from hushgrad._printed import below, times
 from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of, epsilon, loss_of
 from hushgrad.accounting.base import Accountant
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.participation import poisson_rate
-from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
 from hushgrad.events.composed import require_one_size

@@ -22,8 +22,8 @@ import numpy as np
 from hushgrad import _papers
 from hushgrad.accounting._numeric import Shares, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing
-from hushgrad.accounting.conversion import delta_beside
-from hushgrad.accounting.dominance import STATED, statement
+from hushgrad.accounting.dp_statements import STATED, statement
+from hushgrad.accounting.renyi_conversion import delta_beside
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Compose, Event, Gaussian, PureDP, Relation
 

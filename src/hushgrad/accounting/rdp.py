@@ -9,10 +9,10 @@ from hushgrad import _check, _papers, events
 from hushgrad.accounting import renyi, renyi_sampled
 from hushgrad.accounting._numeric import Shares, least_over_orders, product_up, ratio_up, revealed, smallest_true, total_loss, up
 from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
-from hushgrad.accounting.conversion import delta_beside, delta_from_renyi, epsilon_beside
-from hushgrad.accounting.dominance import amplified, pure_epsilon
+from hushgrad.accounting.dp_statements import amplified, pure_epsilon
 from hushgrad.accounting.participation import Sampling, Way, poisson_rate, sampling
 from hushgrad.accounting.renyi import Curve
+from hushgrad.accounting.renyi_conversion import delta_beside, delta_from_renyi, epsilon_beside
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Relation
 

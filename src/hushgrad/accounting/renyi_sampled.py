@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from hushgrad.accounting._numeric import up
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.renyi import Curve
 
 Array = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hushgrad import _papers, events
 from hushgrad.accounting._numeric import Shares
 from hushgrad.accounting.base import Accountant, Loss, Unbounded
-from hushgrad.accounting.conversion import delta_beside, delta_from_renyi, epsilon_beside
-from hushgrad.accounting.dominance import pure_epsilon
+from hushgrad.accounting.dp_statements import pure_epsilon
+from hushgrad.accounting.renyi_conversion import delta_beside, delta_from_renyi, epsilon_beside
 from hushgrad.events import Relation
 
 

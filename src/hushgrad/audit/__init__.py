@@ -17,17 +17,17 @@ from hushgrad.audit.bounds import (
     grid_rates,
     split_rates,
 )
-from hushgrad.audit.canaries import Canaries
 from hushgrad.audit.checks import Check
-from hushgrad.audit.composed import step_bounds
-from hushgrad.audit.deep import audit_run
-from hushgrad.audit.examples import mislabelled, out_of_distribution
+from hushgrad.audit.composed_bounds import step_bounds
+from hushgrad.audit.deep_audit import audit_run
+from hushgrad.audit.example_canaries import mislabelled, out_of_distribution
 from hushgrad.audit.exposure import exposure, secret_sequences, sequence_losses
+from hushgrad.audit.gradient_canaries import Canaries
 from hushgrad.audit.inversion import invert, likeness
 from hushgrad.audit.membership import MembershipReport, membership_inference
 from hushgrad.audit.one_run import epsilon_one_run, epsilon_one_run_fdp
 from hushgrad.audit.report import AuditReport, DeepReport, LowerBound
-from hushgrad.audit.worst import worst_record
+from hushgrad.audit.worst_record_search import worst_record
 
 __all__ = [
     "AuditReport",

@@ -12,9 +12,9 @@ from scipy.special import ndtri
 from hushgrad import _check
 from hushgrad.audit import bounds, checks, one_run
 from hushgrad.audit.bounds import ErrorRates
-from hushgrad.audit.canaries import Canaries, Released, Undo, bare, release
-from hushgrad.audit.composed import composed_bounds, step_scores
-from hushgrad.audit.curve import ClaimedCurve, claimed_curve
+from hushgrad.audit.claimed_curve import ClaimedCurve, claimed_curve
+from hushgrad.audit.composed_bounds import composed_bounds, step_scores
+from hushgrad.audit.gradient_canaries import Canaries, Released, Undo, bare, release
 from hushgrad.audit.report import AuditReport, LowerBound, is_gaussian
 from hushgrad.audit.scores import Scorer
 from hushgrad.errors import ArgumentError
@@ -31,13 +31,13 @@ class Auditor:
     r"""Canaries through the real path of a plan: lower bounds on epsilon beside the claimed one, and a verdict.
 
     The first ``steps`` steps of the plan are run once, with the real capture, clipper, noise, denoiser, sampler and optimizer, on
-    ``canaries`` records of known gradient, each in the data by a fair coin (see :mod:`hushgrad.audit.canaries`). The claim is
+    ``canaries`` records of known gradient, each in the data by a fair coin (see :mod:`hushgrad.audit.gradient_canaries`). The claim is
     ``plan.event(steps)`` under the plan's relation; where the steps of a canary are not claimed to be secret the attack knows them.
 
     **What refutes.** (1) *The gate*: the attack's errors lie below the claimed trade-off curve, at ``confidence``, by exact
     (Clopper-Pearson) bounds at two thresholds that were chosen on simulations, so no score is looked at twice. (2) The
     white-box checks of noise, contributions, batches and fresh keys, each with a false-alarm rate of at most 1e-4. (3) *The bound*:
-    for Poisson batches and independent noise, a bound composed of single steps (:mod:`hushgrad.audit.composed`) exceeds the claim
+    for Poisson batches and independent noise, a bound composed of single steps (:mod:`hushgrad.audit.composed_bounds`) exceeds the claim
     at a confidence of 0.9999. Correct code is refuted with probability at most 1 - ``confidence`` + 6e-4.
 
     **What it assumes.** Canaries have orthogonal directions and the noise is isotropic, so their scores are independent.

@@ -30,7 +30,7 @@ from scipy.stats import beta
 
 from hushgrad import _check
 from hushgrad.accounting import gaussian_epsilon
-from hushgrad.audit.curve import ClaimedCurve
+from hushgrad.audit.claimed_curve import ClaimedCurve
 from hushgrad.events import Event, Relation
 
 Curve = Callable[[float], float | np.ndarray]

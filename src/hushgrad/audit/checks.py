@@ -2,7 +2,7 @@
 
 The auditor knows which record took part when, so the noise, the contributions and the batches can be looked at one by one.
 Each check rejects correct code with probability of at most ``FALSE_ALARM``, by exact tails (chi-squared, Student, Kolmogorov-Smirnov)
-or bounds of these (:mod:`hushgrad.audit.tails`, for random batches); Bonferroni inside a check.
+or bounds of these (:mod:`hushgrad.audit.tail_bounds`, for random batches); Bonferroni inside a check.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from scipy.stats import t as student
 
 from hushgrad import events
 from hushgrad._value import Value
-from hushgrad.audit.canaries import Canaries, Released
+from hushgrad.audit.gradient_canaries import Canaries, Released
 from hushgrad.audit.scores import Scorer
-from hushgrad.audit.tails import binomial_tail, meeting_tail, sum_tail
+from hushgrad.audit.tail_bounds import binomial_tail, meeting_tail, sum_tail
 
 FALSE_ALARM = 1e-4
 

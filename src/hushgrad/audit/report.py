@@ -122,7 +122,7 @@ class AuditReport(_Finding):
     def plot(self, path: str | Path) -> None:
         """Save a picture: the scores' histograms, and the attack's errors against the claimed trade-off curve."""
         try:
-            from hushgrad.audit.picture import draw
+            from hushgrad.audit.plot import draw
         except ImportError:
             raise ArgumentError("A picture needs matplotlib. Install it with pip install 'hushgrad[report]'.") from None
         draw(self, path)

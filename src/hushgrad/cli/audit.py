@@ -66,7 +66,7 @@ def _deep(options: argparse.Namespace) -> int:
             f"Expected {options.path} to be a folder of hushgrad train, with its recipe.json: --deep runs its model again."
         )
     with waiting("Attacking the run"):
-        from hushgrad.audit.folder import audit_folder
+        from hushgrad.audit.folder_audit import audit_folder
         from hushgrad.train import Plan
 
         report = audit_folder(options.path, seed=options.seed, confidence=options.confidence)

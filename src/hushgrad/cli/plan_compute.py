@@ -29,8 +29,8 @@ def run(words: list[str]) -> int:
     """Answer; see ``hushgrad plan --compute FLOP --help``."""
     options = _parser().parse(words)
     ask(questions(_check.positive(epsilon=options.epsilon), _check.delta(delta=options.delta), records=options.dataset_size))
-    from hushgrad.planner.scaling import allocations, saturating
-    from hushgrad.planner.shapes import human
+    from hushgrad.planner.model_shapes import human
+    from hushgrad.planner.scaling_law import allocations, saturating
 
     budget = {"epsilon": options.epsilon, "delta": options.delta, "dataset_size": options.dataset_size}
     found = allocations(compute=options.compute, **budget, exact=_SHOWN)[:_SHOWN]

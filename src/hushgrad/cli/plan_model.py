@@ -7,8 +7,8 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, say, table, whole
+from hushgrad.planner.model_shapes import human, shape_of
 from hushgrad.planner.resources import TUNED, Choice, Work, choices
-from hushgrad.planner.shapes import human, shape_of
 
 _SHOWN = 12
 

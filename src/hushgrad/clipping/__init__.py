@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 from hushgrad.clipping.adaptive import Adaptive
 from hushgrad.clipping.automatic import Automatic
 from hushgrad.clipping.clipper import Clipped, Clipper

@@ -191,8 +191,8 @@ _OURS = (
     "guarantee",
     "native",
     "_check",
-    "_universal",
-    "_widest",
+    "_universal_hash",
+    "_precision",
 )
 
 

@@ -121,7 +121,7 @@ class Adaptive(Clipper):
             noise: adds the count's noise to it, in place.
             norm: this step's clip norm on the device; None: it is still the value's own.
         """
-        from hushgrad._widest import widest
+        from hushgrad._precision import widest
 
         wide = widest(raw_norms)
         here = wide.new_full((1,), self.max_grad_norm) if norm is None else norm

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hushgrad._widest import widest, widest_dtype, widest_sq_norms
+from hushgrad._precision import widest, widest_dtype, widest_sq_norms
 from hushgrad.clipping.base import Record
 from hushgrad.clipping.clipper import Clipper, added
 from hushgrad.clipping.mass import Mass, cap

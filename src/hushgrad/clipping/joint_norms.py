@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad._widest import widest, widest_dtype
+from hushgrad._precision import widest, widest_dtype
 from hushgrad.clipping.base import Factors, Record, Rule
 from hushgrad.clipping.clipper import added
 from hushgrad.clipping.mass import Mass, outer_mass, sq_norm

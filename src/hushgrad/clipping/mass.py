@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad._widest import widest, widest_dtype, widest_sq_norms
+from hushgrad._precision import widest, widest_dtype, widest_sq_norms
 from hushgrad.clipping import _fused
 
 __all__ = ["WILD", "Mass", "cap", "gram", "outer_mass", "sq_norm"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from hushgrad._widest import widest
+from hushgrad._precision import widest
 from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
 from hushgrad.clipping.proof.inputs import tensors_in
 

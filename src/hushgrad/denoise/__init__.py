@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 from hushgrad.denoise.base import Denoiser, NoiseInfo, Probe
-from hushgrad.denoise.spectrum import beta, gamma
+from hushgrad.denoise.smoothing_factors import beta, gamma
 
 if TYPE_CHECKING:
     from hushgrad.denoise.chain import Chain
-    from hushgrad.denoise.delayed import DelayedPreconditioner
+    from hushgrad.denoise.delayed_preconditioner import DelayedPreconditioner
     from hushgrad.denoise.kalman import ExponentialAverage, Kalman
     from hushgrad.denoise.laplacian import Laplacian
     from hushgrad.denoise.lowpass import LowPass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check, _papers
-from hushgrad.denoise._geometric import smooth_vector
+from hushgrad.denoise._laplacian_solver import smooth_vector
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 _SCOPES = ("tensor", "global", "grid")

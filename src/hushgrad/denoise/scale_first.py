@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hushgrad import _check, _papers
-from hushgrad.denoise._sizes import inverse_sizes
+from hushgrad.denoise._scales import inverse_sizes
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 _SQUARE = "square."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check, _papers
-from hushgrad.denoise._fused import FUSED, Moments, fits
+from hushgrad.denoise._c_kernels import FUSED, Moments, fits
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 _TINY = 1e-16  # the square of Adam's usual eps

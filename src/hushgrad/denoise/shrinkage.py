@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check, _papers
-from hushgrad._widest import widest
+from hushgrad._precision import widest
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
 

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, check_X_y
 
 from hushgrad import _check
 from hushgrad.accounting import calibrate
-from hushgrad.accounting.trials import number_at
+from hushgrad.accounting.trial_counts import number_at
 from hushgrad.errors import HushgradError
 from hushgrad.estimators.base import LABELS, PUBLIC, DPEstimator
 from hushgrad.estimators.bounded import RowTooLong, unquoted
@@ -231,7 +231,7 @@ def base_epsilon(budget: Budget, *, mean: float, shape: float) -> float:
 
 
 def trials(random: Randomness, *, mean: float, shape: float) -> int:
-    """A draw of K, see :mod:`hushgrad.accounting.trials`.
+    """A draw of K, see :mod:`hushgrad.accounting.trial_counts`.
 
     >>> trials(randomness(0), mean=1.0, shape=1.0)
     1

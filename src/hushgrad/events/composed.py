@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hushgrad import _check, _foreign, _papers
+from hushgrad import _check, _other_libraries, _papers
 from hushgrad._value import Value
 from hushgrad.errors import NoTheorem
 from hushgrad.events._fields import shown
@@ -53,7 +53,7 @@ class Event(Value, family="event"):
         >>> print(Event.read([(1.1, 0.01, 1000), (0.9, 0.01, 500)]))
         1000 x Poisson(0.01) Gaussian(1.1) + 500 x Poisson(0.01) Gaussian(0.9)
         """
-        return description if isinstance(description, Event) else Event.from_json(_foreign.json_of(description))
+        return description if isinstance(description, Event) else Event.from_json(_other_libraries.json_of(description))
 
     def __str__(self) -> str:
         return _show(self)
@@ -72,7 +72,7 @@ def to_dp_accounting(event: Event) -> Any:
     Raises:
         ArgumentError: where there is no counterpart, or dp-accounting is not installed.
     """
-    return _foreign.dp_accounting_of(_check.instance(Event, event=event).to_json())
+    return _other_libraries.dp_accounting_of(_check.instance(Event, event=event).to_json())
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def _simulate(
     """(mean, standard error over chains) of ‖theta‖²_H in the second half of ``steps`` steps; sensitivity from the "
     "series itself.
     """
-    from hushgrad.noise.series import inverse
+    from hushgrad.noise.power_series import inverse
 
     sens = float(np.linalg.norm(inverse(beta, steps)))
     d, eta, root = len(lam), problem.eta, np.sqrt(lam)

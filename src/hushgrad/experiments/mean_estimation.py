@@ -17,7 +17,7 @@ from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.stationary import Problem, best_damping, filter_anti, filter_independent, filter_nu, filtered
 from hushgrad.noise import AntiPGD, Independent, Nu
 from hushgrad.noise.lower_toeplitz import LowerToeplitz
-from hushgrad.noise.series import inverse
+from hushgrad.noise.power_series import inverse
 
 claim = Stated("mean-estimation")
 

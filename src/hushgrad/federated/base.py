@@ -125,7 +125,7 @@ class PrivateStrategy(LastingStrategy):
         Args:
             arrays: the model that is sent to the clients; only its layout counts.
             users: how many there are, where no population was given.
-            options: those of :func:`hushgrad.audit.server.audit_rounds`.
+            options: those of :func:`hushgrad.audit.server_audit.audit_rounds`.
         """
         if isinstance(self.plan.noise, Shares):
             _check.fail(
@@ -136,7 +136,7 @@ class PrivateStrategy(LastingStrategy):
         count = users if self._cohorts.users is None else self._cohorts.users
         if count is None:
             _check.fail("users", None, "to be how many users there are", "A server without population= does not know.")
-        return import_module("hushgrad.audit.server").audit_rounds(self.plan, server, records=count, **options)
+        return import_module("hushgrad.audit.server_audit").audit_rounds(self.plan, server, records=count, **options)
 
     def spent(self, accountant: str = "pld") -> Guarantee:
         """The guarantee for the rounds so far, earlier phases included."""

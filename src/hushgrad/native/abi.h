@@ -83,7 +83,7 @@ int hushgrad_vectors(int most);
 
 /* Library exact: every operation is rounded by itself, and never fused --------------------------------------------------- */
 
-/* Whole groups of Gaussians from their words. Reference, bit for bit: hushgrad.noise._transform.gaussians. */
+/* Whole groups of Gaussians from their words. Reference, bit for bit: hushgrad.noise._box_muller.gaussians. */
 void hushgrad_gaussians_f32(const uint32_t *words, float *out, size_t groups);
 void hushgrad_gaussians_f64(const uint32_t *words, double *out, size_t groups);
 
@@ -117,7 +117,7 @@ void hushgrad_solve_f64(const double *inner, const double *diagonal, size_t rows
  * that draw. Reference: none. */
 int hushgrad_cipher(void);
 
-/* A key of 32 bytes as its ROUND_KEYS. Reference, bit for bit: hushgrad.noise._keystream.KeyStream.words. */
+/* A key of 32 bytes as its ROUND_KEYS. Reference, bit for bit: hushgrad.noise._aes_ctr.KeyStream.words. */
 void hushgrad_expand_key(const uint8_t *key, uint8_t *schedule);
 
 /* Numbers start, start + 1, ...: out = scale z, or out += scale z. Reference, bit for bit: hushgrad.noise._kernel.NumpyKernel.draw. */
@@ -166,17 +166,17 @@ size_t hushgrad_rounded(const address *at, uint64_t start, const facts *f, const
 void hushgrad_chacha(const uint32_t *key, uint64_t step, uint64_t index, uint64_t block, uint32_t *out, size_t blocks);
 
 /* One hash for each block of `size` bytes at an address that 4 divides, the last one filled up with zeros.
- * Reference, bit for bit: hushgrad._universal.by_torch. */
+ * Reference, bit for bit: hushgrad._universal_hash.by_torch. */
 void hushgrad_witness(const unsigned char *bytes, size_t size, const uint32_t *key, uint64_t *out);
 
 /* The law of wa A + wb B on the places `grid`: masses between grid[k] and grid[k+1] are split so that the mean is kept; `outside` has
  * (mass, moment) below the first place and (mass, moment) above the last. Each sum is first raised by `raise` times the size of its
- * parts. Returns the longest row of one cell. Reference, to rounding: hushgrad.accounting.pld.bounds.convex._split. */
+ * parts. Returns the longest row of one cell. Reference, to rounding: hushgrad.accounting.pld.bounds.convex_order._split. */
 long hushgrad_sum_above(const double *a, const double *p, long na, const double *b, const double *q, long nb, double wa, double wb,
                         double raise, const double *grid, long n, double *out, double *outside);
 
 /* Mass and first moment of each cell [edges[k], edges[k+1]); the outermost cells hold what is beyond them too. Returns the longest row of
- * one cell. Reference, to rounding: hushgrad.accounting.pld.bounds.convex._collected. */
+ * one cell. Reference, to rounding: hushgrad.accounting.pld.bounds.convex_order._collected. */
 long hushgrad_sum_below(const double *a, const double *p, long na, const double *b, const double *q, long nb, double wa, double wb,
                         const double *edges, long n, double *mass, double *moment);
 
@@ -236,7 +236,7 @@ void hushgrad_wide_sums(const float *x, size_t d, const float *g, size_t p, cons
 void hushgrad_wide_kept(const float *G, size_t n, const double *weights, size_t rows, size_t first, size_t some, double *out);
 
 /* out[i] = scale (v[i] + alpha before[i] + alpha after[i]) for i in [low, high), where before[i] and after[i] are the sums of alpha^k
- * times what lies k + 1 cells before and after. Reference, to rounding: hushgrad.denoise._geometric._by_products. */
+ * times what lies k + 1 cells before and after. Reference, to rounding: hushgrad.denoise._laplacian_solver._by_products. */
 void hushgrad_smooth(const signal *s, size_t low, size_t high, float *out);
 
 #endif

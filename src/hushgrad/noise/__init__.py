@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 from hushgrad.noise.anti_pgd import AntiPGD
 from hushgrad.noise.banded import Banded
 from hushgrad.noise.banded_inverse import BandedInverse

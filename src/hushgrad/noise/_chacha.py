@@ -1,6 +1,6 @@
 """Random bytes at any address: ChaCha20 (RFC 8439), which processors without AES instructions and graphics cards compute fast.
 
-A block of 64 bytes is named by the fields of :mod:`hushgrad.noise._keystream`: 48 bits of step, 32 of tensor index, 48 of block. They
+A block of 64 bytes is named by the fields of :mod:`hushgrad.noise._aes_ctr`: 48 bits of step, 32 of tensor index, 48 of block. They
 fill the last four words of the state without overlap, so no address occurs twice:
 
     word 12 = block mod 2³²,   word 13 = (step div 2³²) 2¹⁶ + block div 2³²,   word 14 = index,   word 15 = step mod 2³²
@@ -15,7 +15,7 @@ import hashlib
 import numpy as np
 
 from hushgrad import native
-from hushgrad.noise._keystream import check_address
+from hushgrad.noise._aes_ctr import check_address
 
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _ROUNDS = (

@@ -17,7 +17,7 @@ from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.participation import pattern_of
-from hushgrad.noise.series import binomial, inverse
+from hushgrad.noise.power_series import binomial, inverse
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import SGDWorkload, Workload, as_workload, checked_workload
 

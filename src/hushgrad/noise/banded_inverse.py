@@ -12,7 +12,7 @@ from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
 from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_state, filter_stream
-from hushgrad.noise.series import binomial, inverse
+from hushgrad.noise.power_series import binomial, inverse
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hushgrad import _check
-from hushgrad.noise.series import multiply
+from hushgrad.noise.power_series import multiply
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, as_workload
 
 _DENSE = 8192  # above, an n x n matrix of doubles takes more than half a gigabyte

@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 
 from hushgrad.noise.participation import Pattern
-from hushgrad.noise.series import lower_toeplitz
+from hushgrad.noise.power_series import lower_toeplitz
 from hushgrad.noise.workload import PrefixSums, Workload
 
 _DENSE = 1024  # one singular value decomposition of this size takes a fraction of a second

@@ -17,11 +17,11 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.descent import golden_section
 from hushgrad.noise.error import toeplitz_unit_error
+from hushgrad.noise.minimise import golden_section
 from hushgrad.noise.participation import pattern_of
+from hushgrad.noise.power_series import lower_toeplitz
 from hushgrad.noise.sensitivity import toeplitz_sensitivity
-from hushgrad.noise.series import lower_toeplitz
 from hushgrad.noise.workload import AnyWorkload
 
 # Rows that a regenerating stream may keep per parameter. With m of them m rows share one regeneration of the past.

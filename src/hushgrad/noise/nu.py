@@ -11,7 +11,7 @@ from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.lower_toeplitz import LongFilter, tuned, unresolved
-from hushgrad.noise.series import binomial
+from hushgrad.noise.power_series import binomial
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
 _SLIDE = (

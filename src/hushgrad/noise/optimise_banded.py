@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import scipy
 
-from hushgrad.noise.quadratic import error_form
-from hushgrad.noise.series import binomial, correlate, inverse, multiply
+from hushgrad.noise.power_series import binomial, correlate, inverse, multiply
+from hushgrad.noise.quadratic_error import error_form
 from hushgrad.noise.workload import Workload
 
 _Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]  # of c: the loss and its gradient

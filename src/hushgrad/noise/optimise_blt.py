@@ -22,9 +22,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from hushgrad.noise.descent import bfgs
+from hushgrad.noise.minimise import bfgs
 from hushgrad.noise.participation import Pattern
-from hushgrad.noise.quadratic import Form, error_form
+from hushgrad.noise.quadratic_error import Form, error_form
 from hushgrad.noise.workload import Workload
 
 _SLOWEST = 1e-4  # smallest rate x steps: below, 1 - r^n is lost to rounding and the search would find a false optimum

@@ -17,7 +17,7 @@ Not promised: that S *has* the sensitivity D in floating point, which is what ce
 rows, whose recursion would need an error bound that grows with the steps; anything about running time.
 
 **How it is computed, and why that is exact.** Z is Box-Muller of infinitely many random bits, of which the first 62 + 32 (see
-``_transform``) are used at once and further ones only in doubt. Let r be the radius of a pair (x, y), so that r <= |x| + |y|. A
+``_box_muller``) are used at once and further ones only in doubt. Let r be the radius of a pair (x, y), so that r <= |x| + |y|. A
 computed z is off by at most
 
     | in single precision, with w = 2^-24 | 10.5 w (|x| + |y|) + 0.2 w  | if |x| + |y| <= 7.4 |
@@ -50,8 +50,8 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.errors import CaptureError
 from hushgrad.noise import _kernel
-from hushgrad.noise._keystream import KeyStream
-from hushgrad.noise._transform import GROUP, GROUP_BYTES, PAIRS
+from hushgrad.noise._aes_ctr import KeyStream
+from hushgrad.noise._box_muller import GROUP, GROUP_BYTES, PAIRS
 
 GRID_BITS = 6
 _EXTRA_BYTES = 64  # 256 further bits for the radius and for the angle, in doubt

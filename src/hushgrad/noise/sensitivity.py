@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hushgrad.noise.participation import Pattern
-from hushgrad.noise.series import lower_toeplitz
+from hushgrad.noise.power_series import lower_toeplitz
 
 DENSE_LIMIT = 1024  # the dynamic programme over a Gram matrix takes O(n² times)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel
+from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise._kernel import BufferedRow, SolvedRows
-from hushgrad.noise._keystream import KeyStream
 from hushgrad.noise.ciphers import CIPHERS, require_cipher
-from hushgrad.noise.devices import DeviceKernel, Target, Turn, kernel_for
-from hushgrad.noise.drawing import Drawing, delivered, pieces_of
+from hushgrad.noise.device_noise import DeviceKernel, Target, Turn, kernel_for
+from hushgrad.noise.noise_rows import Drawing, delivered, pieces_of
 
 
 class Source(Drawing):

@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import _check, _papers
 from hushgrad.noise.base import Mechanism
 from hushgrad.noise.lower_toeplitz import LongFilter
-from hushgrad.noise.series import inverse
+from hushgrad.noise.power_series import inverse
 
 _LARGEST_GRID = 2**22
 

@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hushgrad.noise import _transform
+from hushgrad.noise import _box_muller
 from hushgrad.noise._chacha import ChaChaStream
-from hushgrad.noise.devices import DeviceKernel, Target, Turn
+from hushgrad.noise.device_noise import DeviceKernel, Target, Turn
 
-GROUP = _transform.GROUP
+GROUP = _box_muller.GROUP
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 
 
@@ -93,7 +93,7 @@ def _horner(x, series, first: tl.constexpr, count: tl.constexpr):  # type: ignor
 
 @triton.jit
 def pair(a, b, t, series, DOUBLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The house's Box-Muller, operation for operation as in _transform.py."""
+    """The house's Box-Muller, operation for operation as in _box_muller.py."""
     if DOUBLE:
         real: tl.constexpr = tl.float64
         bits: tl.constexpr = tl.int64
@@ -284,7 +284,7 @@ def _numbers(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
 def _series(dtype: torch.dtype, device: torch.device) -> Tensor:
     """All coefficients, highest first, and ln 2."""
     single = dtype is torch.float32
-    forms: Any = _transform
+    forms: Any = _box_muller
     names = ("LOG32", "SIN32", "COS32") if single else ("LOG64", "SIN64", "COS64")
     return torch.tensor([c for name in names for c in reversed(vars(forms)[name])] + [0.6931471805599453], dtype=dtype).to(device)
 

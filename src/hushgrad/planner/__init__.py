@@ -11,28 +11,28 @@
 | ``candidates`` | which plans are worth comparing |
 | ``ranking`` | ``compare`` and ``plan_for``: predicted error, memory, work, reasons |
 | ``sweeps`` | the answer as a function of epsilon, batch size or steps; one more epoch |
-| ``users`` | ``compare_users``: sampling of users against sampling of examples, under a budget for each user |
+| ``user_sampling`` | ``compare_users``: sampling of users against sampling of examples, under a budget for each user |
 | ``rehearsal`` | ``dry_run``: one real step on a copy, then time and memory of the run |
-| ``shapes`` | language models by name or config: how many parameters, and where |
+| ``model_shapes`` | language models by name or config: how many parameters, and where |
 | ``resources`` | ``choices``: peak memory and time of a step of such a model, by placement, mechanism and micro-batch |
-| ``scaling`` | ``allocations``: model size, batch size and steps for a budget of compute, by a published law |
+| ``scaling_law`` | ``allocations``: model size, batch size and steps for a budget of compute, by a published law |
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 
 if TYPE_CHECKING:
+    from hushgrad.planner.model_shapes import shape_of
     from hushgrad.planner.question import Question
     from hushgrad.planner.ranking import Candidate, Comparison, compare, plan_for
     from hushgrad.planner.rehearsal import DryRun, dry_run
     from hushgrad.planner.resources import Choice, Work, choices
-    from hushgrad.planner.scaling import Allocation, Law, allocations
-    from hushgrad.planner.shapes import shape_of
+    from hushgrad.planner.scaling_law import Allocation, Law, allocations
     from hushgrad.planner.sweeps import one_more_epoch, sweep
-    from hushgrad.planner.users import compare_users
+    from hushgrad.planner.user_sampling import compare_users
 
 __all__ = [
     "Allocation",

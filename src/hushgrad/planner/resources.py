@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hushgrad import _check
-from hushgrad.planner.shapes import Shape
+from hushgrad.planner.model_shapes import Shape
 
 _BYTES = 4
 _BUCKET = 1 << 20  # numbers that fully_shard reduces at once, at least
@@ -179,7 +179,7 @@ def choices(work: Work, *, device_memory: float = math.inf) -> list[Choice]:
 
     Of micro-batches the best two of each placement and mechanism are kept.
 
-    >>> from hushgrad.planner.shapes import shape_of
+    >>> from hushgrad.planner.model_shapes import shape_of
     >>> found = choices(Work(shape=shape_of("gpt2"), processes=2, tuned="lora"), device_memory=1e12)
     >>> found[0].fits, {one.work.placement for one in found} == {"replicated", "sharded"}
     (True, True)

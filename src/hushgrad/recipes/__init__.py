@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 
 if TYPE_CHECKING:
     from hushgrad.recipes.augmented import AugmentedImages

@@ -45,8 +45,8 @@ from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import unwatched
 from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.noise.independent import Independent
-from hushgrad.noise.row_draws import rows_of
 from hushgrad.noise.source import Source
+from hushgrad.noise.table_rows import rows_of
 from hushgrad.release.placement.world import World
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hushgrad._universal import Witness
+from hushgrad._universal_hash import Witness
 from hushgrad.clipping.adaptive import Adaptive, AdaptiveOnDevice
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.denoise.base import NoiseInfo, Probe

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 from hushgrad.sampling.balls_in_bins import BallsInBins
 from hushgrad.sampling.base import Sampler
-from hushgrad.sampling.cyclic import CyclicPoisson
+from hushgrad.sampling.cyclic_poisson import CyclicPoisson
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.fixed_size import FixedSize
 from hushgrad.sampling.full_batch import FullBatch
@@ -17,8 +17,8 @@ from hushgrad.sampling.units import Units
 
 if TYPE_CHECKING:
     from hushgrad.sampling.batch import Batch
-    from hushgrad.sampling.dealing import BatchLoader
-    from hushgrad.sampling.loading import loader
+    from hushgrad.sampling.batch_loader import BatchLoader
+    from hushgrad.sampling.make_loader import loader
 
 __all__ = [
     "BallsInBins",

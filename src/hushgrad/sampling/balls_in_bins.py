@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from hushgrad import _papers, events
 from hushgrad.sampling.base import Deal, Sampler
-from hushgrad.sampling.cyclic import parts
+from hushgrad.sampling.cyclic_poisson import parts
 from hushgrad.sampling.draws import Draws
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
-from hushgrad.sampling.sizes import Sizes
+from hushgrad.sampling.batch_sizes import Sizes
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class Batch:
     taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
     at the end, are copies of the first one that fill it up and do not count (few examples or none, certified runs, plans with ``pad_to``).
 
-        >>> from hushgrad.sampling.dealing import stamp
+        >>> from hushgrad.sampling.batch_loader import stamp
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
         >>> x, y = batch
         >>> batch.step, batch.examples, [part.examples for part in batch.split(2)]

@@ -13,10 +13,10 @@ import inspect
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 
 if TYPE_CHECKING:
-    from hushgrad.audit.worst import worst_record
+    from hushgrad.audit.worst_record_search import worst_record
     from hushgrad.testing.accountants import check_accountant
     from hushgrad.testing.clippers import check_clipper
     from hushgrad.testing.denoisers import check_denoiser, check_disk, check_laplacian

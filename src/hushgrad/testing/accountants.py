@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hushgrad.accounting.base import Accountant
-from hushgrad.accounting.contour import estimate
+from hushgrad.accounting.contour_estimate import estimate
 from hushgrad.accounting.gaussian import gaussian_epsilon
 from hushgrad.accounting.optimal import Optimal
 from hushgrad.errors import NoTheorem

@@ -79,7 +79,7 @@ def _chacha() -> str:
 _PROGRAM = """
 import torch, numpy as np
 from hushgrad.noise._chacha import ChaChaStream
-from hushgrad.noise.devices import Target, Turn, reference_row
+from hushgrad.noise.device_noise import Target, Turn, reference_row
 from hushgrad.noise.triton_kernel import TritonKernel
 np.seterr(all="ignore")
 device = "cuda" if torch.cuda.is_available() else "cpu"

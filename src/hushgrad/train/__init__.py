@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 from hushgrad.train.after.averaging import EMA, Average, Polyak, Tail
 from hushgrad.train.after.projection import Ball, Box, Projection
 from hushgrad.train.plan import Plan

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hushgrad import _check
-from hushgrad._widest import require_double
+from hushgrad._precision import require_double
 from hushgrad.clipping import Capture
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.rejected import Rejected

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hushgrad import _check
-from hushgrad._universal import digest_of
+from hushgrad._universal_hash import digest_of
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.encryption import wrapping_key

@@ -8,8 +8,8 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.journal import WAYS_ON, Journal
 from hushgrad.release.keys import RunKey
-from hushgrad.sampling.identity import identity_of
-from hushgrad.sampling.kept import content_of
+from hushgrad.sampling.data_changes import content_of
+from hushgrad.sampling.data_digest import identity_of
 from hushgrad.sampling.units import Grouping, Units
 
 __all__ = ["DataContract"]

@@ -20,7 +20,7 @@ from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
-from hushgrad.sampling.loading import refuse_options
+from hushgrad.sampling.make_loader import refuse_options
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.attached import Attached
 from hushgrad.train.loop import Loop
@@ -220,7 +220,7 @@ class Private(Attached):
             options: those of :func:`hushgrad.audit.audit_run`, and ``groups``, ``build``, ``whole``, ``loader_options``.
         """
         # The auditor stands above this room and is called by name: nothing here depends on it.
-        return import_module("hushgrad.audit.deep").audit_private(
+        return import_module("hushgrad.audit.deep_audit").audit_private(
             self, dataset, loss_fn, {"loss_reduction": self._capture.loss_reduction, **self._asked}, **options
         )
 

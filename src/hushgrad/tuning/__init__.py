@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hushgrad._later import later
+from hushgrad._lazy_import import later
 from hushgrad.tuning.cost import Stopping, TuningCost, calibrated_noise, tuning_cost
 from hushgrad.tuning.draws import Draws, number_of_trials
 

@@ -75,7 +75,7 @@ def number_of_trials(uniform: float, stopping: Stopping) -> int:
     if math.isinf(stopping.shape):
         cumulative = _poisson(stopping.mean)
         return int(np.searchsorted(cumulative, uniform, side="right").clip(max=cumulative.size - 1))
-    from hushgrad.accounting.trials import number_at
+    from hushgrad.accounting.trial_counts import number_at
 
     return number_at(uniform, mean=stopping.mean, shape=stopping.shape)
 

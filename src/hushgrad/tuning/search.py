@@ -23,7 +23,7 @@ from hushgrad.release import journal_history
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, finish, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
-from hushgrad.sampling.identity import identity_of
+from hushgrad.sampling.data_digest import identity_of
 from hushgrad.tuning.draws import Draws
 from hushgrad.tuning.files import found, outcome_of, write
 from hushgrad.tuning.price import Priced, priced

@@ -4,12 +4,12 @@ Three layers, arrows down only (import-linter): ``search`` -> ``bounds`` -> ``pr
 
 | file | what is in it |
 |---|---|
-| ``profiles/``: ``curve``, ``poisson``, ``continuous``, ``atoms`` | privacy profiles of single steps, evaluated to full relative accuracy |
-| ``bounds/``: ``grid``, ``from_above``, ``from_below`` | discretisation that dominates, or is dominated |
+| ``profiles/``: ``curve``, ``poisson``, ``continuous``, ``discrete`` | privacy profiles of single steps, to full relative accuracy |
+| ``bounds/``: ``grid``, ``from_above``, ``from_below`` | discretisations that dominate a profile, or are dominated by it |
 | ``bounds/``: ``compose`` | the tilted FFT and its error bounds |
-| ``bounds/``: ``blend``, ``merge`` | near-equal steps rounded to one, on the safe side |
-| ``bounds/``: ``convex``, ``allocation``, ``exchange`` | sums in the convex order; the profile of a whole run over balls in bins |
-| ``search/``: ``saddle``, ``step``, ``solve`` | the choice of tilt, window and step for a question |
+| ``bounds/``: ``blend_steps``, ``merge_steps`` | near-equal steps rounded to one, on the safe side |
+| ``bounds/``: ``convex_order``, ``allocation``, ``replace_one_allocation`` | the profile of a whole run over balls in bins |
+| ``search/``: ``saddle_point``, ``grid_step``, ``epsilon_bounds``, ``delta_bounds`` | the choice of tilt, window and step for a question |
 | ``loss``, ``leaves``, ``accountant`` | the loss object, the analysis of each event, ``PLD`` |
 """
 

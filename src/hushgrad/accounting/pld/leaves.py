@@ -9,16 +9,16 @@ from typing import Any
 from hushgrad import events
 from hushgrad.accounting._numeric import ratio_up
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
-from hushgrad.accounting.dominance import pure_epsilon
+from hushgrad.accounting.dp_statements import pure_epsilon
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.participation import Way, kind_of, sampling
 from hushgrad.accounting.pld.accountant import PLD
-from hushgrad.accounting.pld.batches import NOISE, balls, mirrored, once, replaced, truncated, zeroed
+from hushgrad.accounting.pld.batch_schemes import NOISE, balls, mirrored, once, replaced, truncated, zeroed
 from hushgrad.accounting.pld.loss import PrivacyLoss
-from hushgrad.accounting.pld.profiles.atoms import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, GaussianMixtureCurve, HalfRange, LaplaceCurve
 from hushgrad.accounting.pld.profiles.curve import GaussianCurve
+from hushgrad.accounting.pld.profiles.discrete import DEEPEST, DiscreteGaussianCurve, DiscreteLaplaceCurve, Response
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove, PoissonReplace, Shown, Symmetrised
-from hushgrad.accounting.policy import POLICY
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation, Sampled
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.participation import unamplified
-from hushgrad.accounting.pld.bounds.merge import rounded
+from hushgrad.accounting.pld.bounds.merge_steps import rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
-from hushgrad.accounting.pld.search.deltas import delta_bound, delta_bounds
-from hushgrad.accounting.pld.search.solve import Answer, epsilon_bound
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.pld.search.delta_bounds import delta_bound, delta_bounds
+from hushgrad.accounting.pld.search.epsilon_bounds import Answer, epsilon_bound
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import Contradiction, NoTheorem
 from hushgrad.events import Compose, Event, Relation

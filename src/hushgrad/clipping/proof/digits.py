@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad._widest import widest
+from hushgrad._precision import widest
 from hushgrad.clipping.costs import MULTIPLE
 from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Kind, Layout, has, stored
 from hushgrad.clipping.runs import largest

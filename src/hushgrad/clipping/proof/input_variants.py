@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hushgrad._widest import widest
+from hushgrad._precision import widest
 from hushgrad.clipping.costs import TAME
 from hushgrad.clipping.proof.inputs import mapped, tensors_in
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hushgrad._widest import widest_dtype
+from hushgrad._precision import widest_dtype
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Example, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import Mass, gram, sq_norm

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hushgrad._widest import widest, widest_sq_norms
+from hushgrad._precision import widest, widest_sq_norms
 from hushgrad.clipping.base import Example, Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hushgrad._widest import widest_dtype
+from hushgrad._precision import widest_dtype
 from hushgrad.clipping.mass import Mass, gram, outer_mass
 
 __all__ = ["gram_sq_norm", "gram_sum"]

@@ -1,4 +1,4 @@
-/* AES-256 in counter mode: the key stream of _keystream.py by the processor's own instructions, and numbers drawn from it.
+/* AES-256 in counter mode: the key stream of _aes_ctr.py by the processor's own instructions, and numbers drawn from it.
  *
  * The same bytes as any other AES; constant time, for the rounds are single instructions. A key is kept as its 15 round keys.
  */

@@ -64,7 +64,7 @@ TARGET INLINE REALS NAME(step)(REALS total, REALS x, float c) {
     return total;
 }
 
-/* f and halvings as in _transform.py: -ln u = halvings ln 2 - ln(1 + f). */
+/* f and halvings as in _box_muller.py: -ln u = halvings ln 2 - ln(1 + f). */
 TARGET INLINE void NAME(uniform_of)(INTS a, INTS b, REALS *f, REALS *halvings) {
     REALS v = __builtin_convertvector(a & INT32_MAX, REALS) * 0x1p-32f;
     v = v + (__builtin_convertvector((INTS)((NAME(naturals))b >> 1), REALS) + 0.5f) * 0x1p-63f;

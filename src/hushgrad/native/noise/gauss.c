@@ -1,4 +1,4 @@
-/* Random words to Gaussians: the arithmetic of _transform.py, operation for operation. */
+/* Random words to Gaussians: the arithmetic of _box_muller.py, operation for operation. */
 #include "noise/gauss.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
 
 #include "widths.h"
 
-/* The polynomials of _transform.py in single precision; the longer ones are only needed in one file. */
+/* The polynomials of _box_muller.py in single precision; the longer ones are only needed in one file. */
 #define LOG32_SERIES                                                                                                      \
     {1.0f, -0.5000012f, 0.33325517f, -0.2519568f, 0.17544077f, -0.34074646f, -0.5900887f, -1.9598706f, -2.458962f, -1.733612f}
 #define SIN32_SERIES {0.7853982f, -0.08074551f, 0.0024903931f, -3.6572394e-05f, 3.0899668e-07f}

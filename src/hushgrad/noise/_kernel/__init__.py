@@ -11,12 +11,12 @@ import warnings
 import numpy as np
 
 from hushgrad import native
-from hushgrad.noise import _transform
+from hushgrad.noise import _box_muller
+from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise._kernel.base import Kernel
-from hushgrad.noise._kernel.compiled import CKernel
-from hushgrad.noise._kernel.plain import NumpyKernel
-from hushgrad.noise._kernel.values import ARITHMETIC, DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, Rounding, SolvedRows
-from hushgrad.noise._keystream import KeyStream
+from hushgrad.noise._kernel.c_kernel import CKernel
+from hushgrad.noise._kernel.numpy_kernel import NumpyKernel
+from hushgrad.noise._kernel.operands import ARITHMETIC, DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, Rounding, SolvedRows
 
 __all__ = [
     "ARITHMETIC", "DOUBLE", "KERNEL", "LIMIT", "SINGLE",
@@ -30,9 +30,9 @@ def _agrees(kernel: Kernel) -> bool:
     The same numbers are drawn with a cipher of its own, at an address that fills all three fields of the counter.
     """
     stream, at = KeyStream(bytes(range(32)), b"hushgrad check"), ((1 << 48) - 2, (1 << 32) - 3, (1 << 40) + 5)
-    words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 32, 8 * 3 * _transform.PAIRS, dtype=np.uint32)
+    words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 32, 8 * 3 * _box_muller.PAIRS, dtype=np.uint32)
     for dtype in (np.float32, np.float64):
-        ours, theirs = np.empty((2, 8 * _transform.GROUP), dtype)
+        ours, theirs = np.empty((2, 8 * _box_muller.GROUP), dtype)
         NumpyKernel().gaussians(words, ours)
         kernel.gaussians(words, theirs)
         same = ours.tobytes() == theirs.tobytes()

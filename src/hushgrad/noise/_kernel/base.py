@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from hushgrad._universal import Seen
-from hushgrad.noise import _transform
-from hushgrad.noise._kernel.values import DOUBLE, LIMIT, BufferedRow, Piece, Rounding, SolvedRows, Words
+from hushgrad._universal_hash import Seen
+from hushgrad.noise import _box_muller
+from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, BufferedRow, Piece, Rounding, SolvedRows, Words
 from hushgrad.noise._threads import CHUNK
 
-BLOCKS_OF_GROUP = _transform.GROUP_BYTES // 16  # cipher blocks for one group of numbers
+BLOCKS_OF_GROUP = _box_muller.GROUP_BYTES // 16  # cipher blocks for one group of numbers
 _BLOCK_CHUNK = CHUNK // 4  # of rows that are computed together: the second-level cache holds a dozen
 
 
@@ -26,10 +26,10 @@ class Kernel(ABC):
         """``out = scale * z`` if fresh, else ``out += scale * z``, for the numbers at ``start``, ``start + 1``, ..."""
         for low in range(0, out.size, CHUNK):
             part = out[low : low + CHUNK]
-            first, last = (start + low) // _transform.GROUP, -(-(start + low + part.size) // _transform.GROUP)
-            z = np.empty((last - first) * _transform.GROUP, out.dtype)
-            self.gaussians(stream.words(step, index, first * BLOCKS_OF_GROUP, (last - first) * _transform.GROUP_BYTES), z)
-            self.emit(z[start + low - first * _transform.GROUP :][: part.size], scale, part, fresh)
+            first, last = (start + low) // _box_muller.GROUP, -(-(start + low + part.size) // _box_muller.GROUP)
+            z = np.empty((last - first) * _box_muller.GROUP, out.dtype)
+            self.gaussians(stream.words(step, index, first * BLOCKS_OF_GROUP, (last - first) * _box_muller.GROUP_BYTES), z)
+            self.emit(z[start + low - first * _box_muller.GROUP :][: part.size], scale, part, fresh)
 
     def draw_all(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """``draw`` for every piece."""
@@ -86,12 +86,12 @@ class Kernel(ABC):
         doubts: list[int] = []
         for low in range(0, out.size, CHUNK):
             part = out[low : low + CHUNK]
-            first, last = (start + low) // _transform.GROUP, -(-(start + low + part.size) // _transform.GROUP)
-            z = np.empty((last - first) * _transform.GROUP)
-            self.gaussians(stream.words(step, index, first * BLOCKS_OF_GROUP, (last - first) * _transform.GROUP_BYTES), z)
-            pairs = np.abs(z.reshape(-1, 2, _transform.PAIRS))
+            first, last = (start + low) // _box_muller.GROUP, -(-(start + low + part.size) // _box_muller.GROUP)
+            z = np.empty((last - first) * _box_muller.GROUP)
+            self.gaussians(stream.words(step, index, first * BLOCKS_OF_GROUP, (last - first) * _box_muller.GROUP_BYTES), z)
+            pairs = np.abs(z.reshape(-1, 2, _box_muller.PAIRS))
             spread = np.broadcast_to(pairs.sum(1, keepdims=True), pairs.shape).reshape(-1)
-            here = slice(start + low - first * _transform.GROUP, start + low - first * _transform.GROUP + part.size)
+            here = slice(start + low - first * _box_muller.GROUP, start + low - first * _box_muller.GROUP + part.size)
             result, certain = _rounded(part, ratio * z[here], spread[here], h, DOUBLE.on_grid(ratio))
             doubts += (np.nonzero(~certain)[0] + low).tolist()
             np.copyto(part, result, where=certain)

@@ -1,9 +1,9 @@
 """Live streams: the rows of C⁻¹ Z at unit scale, drawn in order, with exact resume and any sharding."""
 
 from hushgrad.noise.streams.banded import BandedStream
-from hushgrad.noise.streams.buffered import BufferStream
+from hushgrad.noise.streams.base import IndependentStream
+from hushgrad.noise.streams.blt import BufferStream
 from hushgrad.noise.streams.linear import DenseStream, FilterStream
-from hushgrad.noise.streams.ordered import IndependentStream
 from hushgrad.noise.streams.tree import TreeStream
 
 __all__ = ["BandedStream", "BufferStream", "DenseStream", "FilterStream", "IndependentStream", "TreeStream"]

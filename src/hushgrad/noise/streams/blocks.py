@@ -14,8 +14,8 @@ import numpy as np
 
 from hushgrad.noise import _kernel
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.lanes import Lane
-from hushgrad.noise.streams.ordered import ChunkedStream
+from hushgrad.noise.streams.base import ChunkedStream
+from hushgrad.noise.streams.shard_state import Lane
 
 Plan = TypeVar("Plan")
 

@@ -11,11 +11,11 @@ import numpy as np
 from hushgrad import _check
 from hushgrad.noise import _kernel
 from hushgrad.noise._threads import SHARE
-from hushgrad.noise.devices import MOST_THERE, Turn
+from hushgrad.noise.device_noise import MOST_THERE, Turn
 from hushgrad.noise.lower_toeplitz import MEMORY
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams.blocks import BlockStream, Emit
-from hushgrad.noise.streams.lanes import Lane
+from hushgrad.noise.streams.shard_state import Lane
 
 
 class _LinearStream(BlockStream[tuple[int, np.ndarray]]):

@@ -9,10 +9,10 @@ import numpy as np
 
 from hushgrad import _check
 from hushgrad.noise import _kernel
-from hushgrad.noise.devices import Turn
+from hushgrad.noise.device_noise import Turn
 from hushgrad.noise.source import Source
-from hushgrad.noise.streams.lanes import Lane
-from hushgrad.noise.streams.ordered import ChunkedStream
+from hushgrad.noise.streams.base import ChunkedStream
+from hushgrad.noise.streams.shard_state import Lane
 from hushgrad.noise.tree import averaged_variance, completed_level
 
 _LEVELS = 64

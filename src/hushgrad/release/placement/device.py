@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hushgrad.noise.devices import kernel_for
+from hushgrad.noise.device_noise import kernel_for
 from hushgrad.release.placement.whole import Whole
 
 if TYPE_CHECKING:

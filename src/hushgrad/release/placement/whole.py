@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hushgrad.clipping.parameter_placement import ParameterPlacement
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.noise.base import NoiseStream
-from hushgrad.noise.streams.ahead import drawn_ahead
+from hushgrad.noise.streams.prefetch import drawn_ahead
 from hushgrad.release.core import Placement
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch

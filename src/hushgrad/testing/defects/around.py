@@ -17,7 +17,7 @@ from hushgrad.release.core import Release
 from hushgrad.release.lazy import LazyTable, LazyTables
 from hushgrad.release.placement.whole import Whole
 from hushgrad.sampling import Draws, Poisson
-from hushgrad.sampling.dealing import Hands
+from hushgrad.sampling.batch_loader import Hands
 from hushgrad.sampling.units import Units
 from hushgrad.testing.defects.base import Plant, defect, replaced, wrong
 from hushgrad.testing.defects.batches import RATE, dealt, drawn, rated

@@ -9,7 +9,7 @@ import numpy as np
 
 from hushgrad import events
 from hushgrad.sampling import Draws, FixedSize, Poisson, RoundRobin
-from hushgrad.sampling.dealing import Hands
+from hushgrad.sampling.batch_loader import Hands
 from hushgrad.sampling.draws import poisson_subset
 from hushgrad.testing.defects.base import defect, patched, wrong
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.backend_registration import _DummyBackendModule, _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
 
-from hushgrad._widest import widest_dtype
+from hushgrad._precision import widest_dtype
 from hushgrad.noise._chacha import ChaChaStream
-from hushgrad.noise.devices import DeviceKernel, Target, Turn, reference_row, register
+from hushgrad.noise.device_noise import DeviceKernel, Target, Turn, reference_row, register
 from hushgrad.testing.devices import tensors
 from hushgrad.testing.devices.meter import Meter, meters
 from hushgrad.testing.devices.tensors import NAME, Dispatch, Functions, OnDevice, WrongDevice, on_host

@@ -49,7 +49,7 @@ class Ball(Projection):
 
     def project_(self, params: Iterable[Tensor]) -> None:
         """Scale everything by one factor."""
-        from hushgrad._widest import widest
+        from hushgrad._precision import widest
 
         parts = [p.detach() for p in params]  # the same memory, outside of any graph
         norm = math.sqrt(sum(float(widest(p).square().sum()) for p in parts))

@@ -11,7 +11,7 @@ w = dP0/dQ0, and both directions are expectations of convex functions of it: E[(
 noise several passes over the same bins are one pass at the distance sqrt(passes)/sigma, also if each step depends on all answers
 before it (docs/explanation/allocation.md has both proofs).
 
-So w is put on few places, larger (or smaller) in the convex order, and the law of W follows by doubling (``convex``). Only products
+So w is put on few places, larger (or smaller) in the convex order, and the law of W follows by doubling (``convex_order``). Only products
 and sums of non-negative numbers occur: no FFT, no tilt, and no floor below which all is rounding.
 
 Rounding. The computed ratio is that of a variable within a factor of 1 +- ``moved`` of the one that the proof has, because relative
@@ -31,12 +31,12 @@ from typing import Protocol, TypeVar, cast
 import numpy as np
 from scipy.special import ndtr
 
-from hushgrad.accounting.pld.bounds.convex import Law, summed_above, summed_below
+from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.pld.bounds.convex_order import Law, summed_above, summed_below
 from hushgrad.accounting.pld.bounds.from_above import chords
 from hushgrad.accounting.pld.bounds.grid import GUARD
-from hushgrad.accounting.pld.profiles.atoms import Atoms
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, Mirror
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.pld.profiles.discrete import Atoms
 
 _U = 2.0**-53
 _EXPONENTIALS = 2048 * _U  # the relative error of places and masses of one term: exponentials of numbers below 700

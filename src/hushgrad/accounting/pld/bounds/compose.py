@@ -23,9 +23,9 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from hushgrad.accounting._numeric import reached
-from hushgrad.accounting.pld.bounds.blend import BlendedMasses
+from hushgrad.accounting.pld.bounds.blend_steps import BlendedMasses
+from hushgrad.accounting.pld.bounds.fft_powers import Spectrum
 from hushgrad.accounting.pld.bounds.grid import Masses
-from hushgrad.accounting.pld.bounds.spectrum import Spectrum
 from hushgrad.accounting.pld.profiles.curve import Array
 
 Part = tuple[Masses, int]

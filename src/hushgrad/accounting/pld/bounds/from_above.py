@@ -13,7 +13,7 @@ import numpy as np
 
 from hushgrad.accounting.pld.bounds.grid import GUARD, HAIR, Masses, anchored, balance, kinks, rebuild
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
-from hushgrad.accounting.pld.profiles.sums import masses_of_q
+from hushgrad.accounting.pld.profiles.stable_sums import masses_of_q
 
 
 def connect_the_dots(curve: Curve, step: float, tail: float, tilt: float) -> Masses:

@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.pld.bounds.grid import (
     GUARD,
     HAIR,
@@ -32,7 +33,6 @@ from hushgrad.accounting.pld.bounds.grid import (
     rebuild,
 )
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
-from hushgrad.accounting.policy import POLICY
 
 _TINY = 1e-280
 _WIDEST = 600.0  # of a loss: a hull needs x = e^epsilon itself, and differences of it

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hushgrad.accounting.heuristics import POLICY
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
-from hushgrad.accounting.pld.profiles.sums import discounted, masses_of_q
-from hushgrad.accounting.policy import POLICY
+from hushgrad.accounting.pld.profiles.stable_sums import discounted, masses_of_q
 from hushgrad.errors import NumericalLimit
 
 Indices = NDArray[np.int64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from hushgrad.accounting.pld.profiles.atoms import Response
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve, OwnMirror, gaussian_tails
+from hushgrad.accounting.pld.profiles.discrete import Response
 
 
 @dataclass(frozen=True)

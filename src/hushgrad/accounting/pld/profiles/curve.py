@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from hushgrad.accounting.pld.profiles.sums import masses_of_q
+from hushgrad.accounting.pld.profiles.stable_sums import masses_of_q
 
 Array = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import erfcx, log_ndtr
 
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, OwnMirror, gaussian_step
-from hushgrad.accounting.pld.profiles.sums import masses_of_q
+from hushgrad.accounting.pld.profiles.stable_sums import masses_of_q
 
 _FAR = 1e4  # an epsilon at which every curve has reached its limit; stands for infinity where infinity would make NaN
 

@@ -1,0 +1,226 @@
+"""One row of noise: drawn in order, once for every tensor or shard, into new memory or onto the sums themselves."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from hushgrad import _aligned_memory, _check
+from hushgrad._universal_hash import Seen, UniversalHash
+from hushgrad.noise import _kernel
+from hushgrad.noise._aes_ctr import KeyStream
+from hushgrad.noise._chacha import ChaChaStream
+from hushgrad.noise._kernel import Piece
+from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
+from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.device_noise import DeviceKernel
+
+if TYPE_CHECKING:
+    from hushgrad.noise.secure import SecureNoise
+    from hushgrad.noise.source import Source
+    from hushgrad.noise.streams.shard_state import Lane
+
+__all__ = ["Drawing", "Rows", "delivered", "pieces_of"]
+
+_target = attrgetter("target")
+
+
+class Rows(NoiseStream):
+    """Rows in order, from lanes that remember how far they are."""
+
+    _source: Source
+    _steps: int | None
+    _lanes: dict[tuple[int, int], Lane]
+
+    @final
+    def rows(
+        self,
+        step: int,
+        likes: Sequence[Tensor],
+        *,
+        indices: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        out: Sequence[Tensor] | None = None,
+        scale: float | Tensor = 1.0,
+    ) -> list[Tensor]:
+        """All rows, or none: nothing is drawn unless every one of them can be."""
+        kernel = None if likes and likes[0].is_cpu else self._kernel_of(step, likes)
+        if kernel is not None:
+            return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
+        scale = float(scale)
+        pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
+        lanes = []
+        for piece in pieces:
+            lane = self._lanes.get((piece.which, piece.start))
+            known = lane is not None and lane.count == piece.size and lane.dtype is piece.target.dtype
+            lanes.append(lane if known and lane is not None else self._lane(piece))
+        if type(step) is not int or step < 0 or not isfinite(scale):
+            step, scale = _check.integer(0, step=step), _check.number(scale=scale)
+        if len({*map(id, lanes)}) < len(lanes):
+            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
+        end = step + 1 if self._steps is None else self._steps
+        for lane in lanes:
+            if step != lane.next or lane.interrupted or step >= end:
+                self._refuse(step, lane)
+        for lane in lanes:
+            lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
+        self._advance_all(step, lanes, pieces, scale, out is None)
+        for lane in lanes:
+            lane.interrupted, lane.next = False, step + 1
+        if out is not None and all(map(is_, map(_target, pieces), out)):
+            return list(out)
+        return delivered(pieces, likes, out, exact=self._source.secure)
+
+    def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
+        """Write or add row ``step`` of every lane to its piece and update its state. Without state: in one call for all tensors."""
+        self._source.draw(step, pieces, scale, fresh=fresh, finished=True)
+
+    @abstractmethod
+    def _lane(self, piece: Piece) -> Lane:
+        """The lane of a piece, a new one if it has none yet."""
+
+    @abstractmethod
+    def _refuse(self, step: int, lane: Lane) -> NoReturn:
+        """Row ``step`` of a lane is not the next one, or there is none."""
+
+    @abstractmethod
+    def _kernel_of(self, step: int, likes: Sequence[Tensor]) -> DeviceKernel | None:
+        """What draws these tensors' rows where they lie; None: the host."""
+
+    @abstractmethod
+    def _rows_there(
+        self,
+        kernel: DeviceKernel,
+        step: int,
+        likes: Sequence[Tensor],
+        indices: Sequence[int] | None,
+        offsets: Sequence[int] | None,
+        out: Sequence[Tensor] | None,
+        scale: float | Tensor,
+    ) -> list[Tensor]:
+        """All tensors' rows in one launch."""
+
+
+class Drawing:
+    """What a source's numbers are drawn by, on all threads."""
+
+    _stream: KeyStream | ChaChaStream
+    _grid: SecureNoise | None
+    hashed: UniversalHash | None  # whoever looks at what rows are added to: set once
+    seen: Seen | None  # the hashes of what the last row was added to, as draw left it
+
+    def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool, finished: bool = False) -> None:
+        """Compute the numbers of every piece, on all threads: written if ``fresh``, else added.
+
+        Args:
+            step: the row.
+            pieces: which places of which tensors.
+            scale: what the numbers are multiplied by.
+            fresh: write; else add.
+            finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are
+                (``seen``). A tensor that came by its noise otherwise, through a copy of itself or correlated with earlier rows, is not.
+        """
+        seen = None
+        if finished and not fresh and self.hashed is not None and self._grid is None:
+            seen = self.seen = Seen(self.hashed, [*map(_target, pieces)])
+        if torch.get_num_threads() == 1 or worth_one_thread(pieces):
+            self._write(step, scale, fresh, seen, pieces)
+        else:
+            over_shares(pieces, partial(self._write, step, scale, fresh, seen))
+
+    def _write(self, step: int, scale: float, fresh: bool, seen: Seen | None, pieces: Sequence[Piece]) -> None:
+        """A share of ``draw``, on one thread: ``out = scale * z`` if fresh, else ``out += scale * z``."""
+        if seen is not None:
+            _kernel.KERNEL.draw_seen(self._stream, step, pieces, scale, seen)
+            return
+        if self._grid is None:
+            _kernel.KERNEL.draw_all(self._stream, step, pieces, scale, fresh)
+            return
+        for piece in pieces:
+            out = piece.array()
+            for low in range(0, out.size, CHUNK):
+                self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
+
+
+_DTENSOR = "torch.distributed.tensor"
+_PLAIN = (Tensor, type(None))
+
+
+def _refuse_dtensor(**tensors: Tensor | None) -> None:
+    if _DTENSOR not in sys.modules:  # slow to import, and no DTensor exists before it is
+        return
+    for name, tensor in tensors.items():
+        if isinstance(tensor, sys.modules[_DTENSOR].DTensor):
+            _check.fail(name, type(tensor), "to be a local tensor", "Draw on tensor.to_local() with the shard's offset=.")
+
+
+def pieces_of(
+    likes: Sequence[Tensor],
+    indices: Sequence[int] | None,
+    offsets: Sequence[int] | None,
+    out: Sequence[Tensor] | None,
+    *,
+    exact: bool,
+) -> list[Piece]:
+    """Where the noise of every tensor is computed: new memory, or ``out`` itself wherever it is contiguous and in main memory.
+
+    Tensor number k from its first element on, where nothing else is said. ``exact``: in float64 throughout, rounded once at the end.
+    """
+    for name, values in (("indices", indices), ("offsets", offsets), ("out", out)):
+        if values is not None and len(values) != len(likes):
+            _check.fail(f"len({name})", len(values), f"to be len(likes)={len(likes)}")
+    indices = range(len(likes)) if indices is None else indices
+    offsets = (0,) * len(likes) if offsets is None else offsets
+    added = (None,) * len(likes) if out is None else out
+    pieces = []
+    for index, offset, like, to in zip(indices, offsets, likes, added, strict=True):
+        usual = to is like and type(like) is Tensor and like.dtype is torch.float32 and like.is_cpu and like.is_contiguous()
+        if usual and not exact and type(index) is type(offset) is int and index >= 0 <= offset:
+            pieces.append(Piece(index, offset, like, 0, like.numel()))
+        else:
+            pieces.append(_piece(index, offset, like, to, exact))
+    return pieces
+
+
+def _piece(index: int, offset: int, like: Tensor, out: Tensor | None, exact: bool) -> Piece:
+    if type(like) is not Tensor or type(out) not in _PLAIN:
+        _refuse_dtensor(like=like, out=out)
+    given = like.dtype
+    if not given.is_floating_point:
+        _check.fail("like.dtype", given, "to be a floating-point type")
+    dtype = torch.float64 if exact or given is torch.float64 else torch.float32
+    if type(index) is not int or index < 0 or type(offset) is not int or offset < 0:
+        index, offset = _check.integer(0, index=index), _check.integer(0, offset=offset)
+    if out is None:
+        target = _aligned_memory.empty(like.shape, dtype)
+    elif out is not like and (out.shape != like.shape or out.dtype != given or out.device != like.device):
+        _check.fail("out", tuple(out.shape), f"to have like's shape {tuple(like.shape)}, dtype and device")
+    elif given is dtype and out.is_contiguous() and out.is_cpu:
+        target = out
+    elif exact:
+        target = out.detach().to(device="cpu", dtype=dtype).contiguous()
+    else:
+        target = _aligned_memory.zeros(like.shape, dtype)
+    return Piece(index, offset, target, 0, target.numel())
+
+
+def delivered(pieces: Sequence[Piece], likes: Sequence[Tensor], out: Sequence[Tensor] | None, *, exact: bool) -> list[Tensor]:
+    """What the pieces hold, in the dtype and on the device of ``likes``: fresh tensors, or ``out`` with it added."""
+    if out is None:
+        return [piece.target.to(device=like.device, dtype=like.dtype) for piece, like in zip(pieces, likes, strict=True)]
+    for piece, to in zip(pieces, out, strict=True):
+        if piece.target is not to:
+            with torch.no_grad():
+                if exact:
+                    to.copy_(piece.target)
+                else:
+                    to.add_(piece.target.to(device=to.device))
+    return list(out)

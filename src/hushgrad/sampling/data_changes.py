@@ -1,0 +1,103 @@
+"""Whether a data set is still what it was: content that was there when a run began must be there unchanged.
+
+A digest for each attribute (of objects inside objects, too), taken when a run first sees its data, compared when it is given them again
+and when it tells what it cost. Content may come, since data sets keep what they have read; none may go or change. Files count by
+their size and the time of their last change; random generators, single numbers and the insides of objects that are
+neither plain nor arrays (a tokenizer) do not count.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hushgrad._universal_hash import UniversalHash
+from hushgrad.sampling.code_names import names_in
+from hushgrad.sampling.data_digest import Content
+
+_CHANCE = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random, torch.Generator)
+
+
+class _Kept(Content):
+    """The content of one attribute; those of an object inside go into ``found`` by themselves."""
+
+    def __init__(self, key: bytes, *, hashed: UniversalHash | None = None, found: dict[str, str], place: str = "") -> None:
+        super().__init__(key, hashed=hashed)
+        self.found, self._place, self._opaque = found, place, False
+
+    def _look_into(self, x: Any, depth: int, record: bool) -> None:
+        if isinstance(x, np.memmap):
+            self._file(str(x.filename))
+        elif not isinstance(x, _CHANCE):
+            super()._look_into(x, depth, record)
+
+    def _say(self, what: str, content: Any) -> None:
+        if not self._opaque or what.startswith(("tensor", "array")):
+            super()._say(what, content)
+
+    def _attributes(self, attributes: Mapping[str, Any], depth: int, record: bool) -> None:
+        if self._opaque or record:  # of one record in a list: the list counts as a whole
+            super()._attributes(attributes, depth, record)
+            return
+        for name, value in attributes.items():
+            self._own(f"{self._place}.{name}", value, depth)
+
+    def _named_in(self, functions: Iterable[types.FunctionType], depth: int) -> None:
+        """Lists that code names may be a program's notes: numbers in memory only."""
+        for function in functions:
+            named = {name: function.__globals__.get(name) for name in names_in(function.__code__)}
+            for name, value in named.items():
+                if isinstance(value, (Tensor, np.ndarray, Dataset)):
+                    self._own(f"{self._place} {name}", value, depth)
+
+    def _sequence(self, items: Any, depth: int) -> None:
+        if any(isinstance(item, Dataset) for item in items[:1]):  # data sets behind each other
+            for number, item in enumerate(items):
+                self._own(f"{self._place}[{number}]", item, depth)
+        else:
+            super()._sequence(items, depth)
+
+    def _own(self, place: str, value: Any, depth: int) -> None:
+        part = _Kept(self._key, hashed=self._hash, found=self.found, place=place)
+        part._inside = self._inside
+        part.add(value, depth)
+        if part.bulk:
+            self.found[place] = part.hex()
+
+    def _pickled(self, x: Any, depth: int, record: bool) -> None:
+        before, self._opaque = self._opaque, True
+        super()._pickled(x, depth, record)
+        self._opaque = before
+
+    def _paths_in(self, items: Any) -> None:
+        """Many files are not looked at one by one while a run goes on."""
+
+    def _file(self, name: str) -> None:
+        if os.path.isfile(name):
+            about = os.stat(name)
+            self._bulk("file", f"{name} {about.st_size} {about.st_mtime_ns}".encode())
+
+
+def content_of(dataset: Any, key: bytes) -> dict[str, str]:
+    """A digest under ``key`` for every attribute of ``dataset`` that holds content; for a list or an array, of it as a whole.
+
+    >>> data = torch.utils.data.TensorDataset(torch.zeros(3), torch.ones(3))
+    >>> before = content_of(data, b"k")
+    >>> data.tensors[1][2] = 7.0
+    >>> [place for place, digest in content_of(data, b"k").items() if before[place] != digest]
+    ['.tensors']
+    """
+    found: dict[str, str] = {}
+    whole = _Kept(key, found=found)
+    whole.add(dataset)
+    if isinstance(dataset, (Tensor, np.ndarray, list, tuple, Mapping)) or whole.bulk:
+        found[""] = whole.hex()
+    return found
