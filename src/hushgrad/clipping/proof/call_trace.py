@@ -40,7 +40,9 @@ __all__ = [
     "values_of",
 ]
 
-Answer = tuple[Any, str, Any]  # the number of the function in its pass, its name, and what it said or the kinds of its numbers
+Answer = tuple[
+    Any, str, Any
+]  # the number of the call in its pass, the function's name, and its answer or the kinds of its numbers
 # Among the answers whenever something was called. torch.compile traces this mode, too, and after a compiled graph replays what it would
 # have recorded; so what the compiled code really called, `addmm` for a `linear`, disappears from the answers as it does from the names.
 _FOLLOWED: Answer = (0, "", ())
@@ -56,7 +58,7 @@ _NOTHING = frozenset(
 # those that were passed. This function shows them in another order.
 _ATTENTION = "multi_head_attention_forward"
 _ASKED = frozenset(("__bool__", "item", "any", "all", "equal", "allclose", "is_nonzero"))
-LIFTED = "lift_fresh.default"  # what ``from_numpy`` and the constructors of old do, visible only to dispatch modes
+LIFTED = "lift_fresh.default"  # what ``from_numpy`` and legacy constructors do, visible only to dispatch modes
 _MADE = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))  # from the caller's own numbers
 # Integer arguments of these functions are sizes and positions, which vary with the data. Only whether the result has no, one or several
 # elements in each dimension counts: an empty part of the batch, or groups of one, mix nothing, but larger ones may.
@@ -82,10 +84,10 @@ class Wired:
     """How a model is composed of modules, hooks and functions; see :class:`~hushgrad.clipping.proof.state.Wiring`."""
 
     _watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]]
-    _empty: list[dict[Any, Any]]  # tables of hooks and children that have none: most of them
+    _empty: list[dict[Any, Any]]  # dicts of hooks and children that are empty: most of them
     _seen: Any
     _number: int
-    look: Callable[[], None]  # at everything anew
+    look: Callable[[], None]  # lists everything again
 
     def number(self) -> int:
         """The number of the present composition. If nothing has changed this takes microseconds."""
@@ -101,11 +103,11 @@ class Key:
 
     _dicts: list[dict[str, Any]]
     _places: list[tuple[dict[str, Any], str]]
-    _size: int  # of the dictionaries, when they were listed
+    _size: int  # total size of the dictionaries when they were listed
     _wiring: Wired
     _wired: int
     _untrained: UntrainedTensors
-    _list: Callable[[], None]  # all of it anew
+    _list: Callable[[], None]  # lists everything again
 
     def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
         """The composition, autocast, the kinds of untrained tensors, the plain attributes except clocks, and dtype and rank of ``data``."""
@@ -145,7 +147,7 @@ class CallTrace(TorchFunctionMode):
                 # The kinds of its arguments; inlined, because torch.compile traces no other function of ours.
                 kinds: tuple[Any, ...] = ()
                 if name in _SIZED:
-                    chosen = False  # by a tensor: as many as the data say
+                    chosen = False  # by a tensor: the data decide how many
                     if name == "__getitem__" or name == "__setitem__":
                         for v in args[1] if type(args[1]) is tuple else (args[1],):
                             chosen = chosen or isinstance(v, Tensor)
@@ -239,7 +241,7 @@ class KnownTraces(NamedTuple):
     orders: frozenset[int] | None = None
     functions: frozenset[str] = frozenset()
     answers: frozenset[Answer] = frozenset()
-    placed: frozenset[Answer] = frozenset()  # the answers, each behind the names of what was called before it
+    placed: frozenset[Answer] = frozenset()  # the answers, each with the functions called just before it
 
     def know(self, course: CallTrace) -> bool:
         """Whether a pass did what some pass of the proof did."""

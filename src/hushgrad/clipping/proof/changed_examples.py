@@ -134,10 +134,10 @@ def short(t: Tensor, every: Tensor) -> Tensor:
     if t.dim() < 2:
         return t // 2 if not t.is_floating_point() and t.dtype is not torch.bool else t
     made = t.clone()
-    # whole numbers stay among those that are there: no row of a table is read that the batch does not read
+    # integers stay within the batch's values: no table row is read that the batch does not read
     made[:, (t.shape[1] + 1) // 2 :] = 0 if t.is_floating_point() or not bool(every.all()) else t[:, :1]
     return made
 
 
-# Of which there are many at once. One takes up room, another is a flag. What they make of a row follows from it alone.
+# Kinds for crowds: some use up capacity, others set a flag. Each acts on every row separately.
 KINDS: list[Change] = [turned, other, *(change for _, change in _LARGE), _zero, short, _equal]

@@ -23,9 +23,9 @@ from hushgrad.clipping.costs import LARGE
 
 __all__ = ["beyond", "is_lifted", "lifted", "nudged", "overturned", "switched", "switches"]
 
-_SIZE = 0.02  # as weights at the beginning
+_SIZE = 0.02  # a typical initial weight
 _NUDGE = 2.0**-8  # far above rounding
-_FEW = 64  # numbers of a tensor that is a row of gates
+_FEW = 64  # a vector of at most so many numbers may be gates
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _kept(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 def _is_nothing(p: Tensor) -> bool:
     """Whether a tensor is 0 throughout."""
-    return _is_usual(p) and not bool(p.data[(0,) * p.dim()]) and not bool(p.data.any())  # nearly always one number tells
+    return _is_usual(p) and not bool(p.data[(0,) * p.dim()]) and not bool(p.data.any())  # the first number nearly always decides
 
 
 def _is_usual(p: Tensor) -> bool:
@@ -125,5 +125,5 @@ def _is_usual(p: Tensor) -> bool:
 
 def _numbers(shape: torch.Size, low: float, high: float) -> Tensor:
     """Random numbers of both signs with sizes from ``low`` to ``high``, the same in every call and every process."""
-    lot = np.random.default_rng(0)  # not torch's, whose numbers are the model's
+    lot = np.random.default_rng(0)  # torch's generator is the model's
     return torch.as_tensor(lot.uniform(low, high, shape) * lot.choice((-1.0, 1.0), shape))

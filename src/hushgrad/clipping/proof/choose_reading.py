@@ -27,7 +27,7 @@ class _Fit(NamedTuple):
 
     reading: Reading
     layouts: tuple[Layout | None, ...]
-    run: Run | None = None  # of these examples, where its graph is small beside the batch's
+    run: Run | None = None  # of these examples, if its graph is small compared with the batch's
 
 
 def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) -> _Fit | None:
@@ -86,7 +86,7 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
                 small = first is None and examples >= MUCH * len(which)
                 first = first or reading
                 yield _Fit(reading, layouts, some if small else None)
-            del some  # its graph
+            del some  # frees its graph
 
 
 def _exits(stage: Stage, inputs: Any, whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
@@ -118,7 +118,7 @@ def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
         layouts = zip(fit.reading.layouts, rival.reading.layouts, one.reading.layouts, strict=True)
         if all(own.dim == dim for x, y, own in layouts if _elsewhere([x], [y])):
             told.append(one)
-    if len(told) == 1:  # rows of one example that follow each other, or come in turns, are in the same dimension
+    if len(told) == 1:  # else both are in one dimension: one example's rows are adjacent, or interleaved
         return told[0]
     raise CaptureError(_unclear("treats two ways to read it alike", shape))
 

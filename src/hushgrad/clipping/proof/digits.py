@@ -17,9 +17,12 @@ __all__ = ["Digits", "Grads", "Owners", "powers"]
 
 Grads = tuple[Tensor | None, ...]
 
-_WORDS = {torch.float32: (torch.int32, 23), torch.float64: (torch.int64, 52)}  # as whole numbers; where the exponent's bits begin
-_FEW_EXAMPLES = 1 << 11  # the next power of a base (4, 16, 64) is still a number of 16 bits
-_FEWEST = 1e-30  # the least normal number of a type with eight bits of exponent or more is below
+_WORDS = {
+    torch.float32: (torch.int32, 23),
+    torch.float64: (torch.int64, 52),
+}  # the integer type of the same width, and the exponent's first bit
+_FEW_EXAMPLES = 1 << 11  # the next power of a base (4, 16, 64) still fits into 16 bits
+_FEWEST = 1e-30  # smallest normal numbers of types with at least eight exponent bits are below this
 
 
 class Owners(NamedTuple):
@@ -46,10 +49,10 @@ class Digits:
         self.complex = [g is not None and g.is_complex() for g in grads]
         half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         dtypes = [g.dtype for g in grads if g is not None] + [torch.bfloat16] * half
-        self.eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)  # of the least precise
+        self.eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)  # of the least precise dtype
         self.least = [0.0 if g is None else _least(g.dtype) for g in grads]
-        self.small: list[Tensor | None] = []  # where numbers are so small that their bits say nothing
-        self.grads: list[Tensor | None] = []  # with 0 in their place
+        self.small: list[Tensor | None] = []  # masks of numbers too small for their bits to be exact
+        self.grads: list[Tensor | None] = []  # the gradients with 0 there
         for g, least in zip(grads, self.least, strict=True):
             whole, small = (None, None) if g is None else _without_small(_wide(g), least)
             self.grads.append(whole)
@@ -58,8 +61,8 @@ class Digits:
         self.proved = [size > 0 for size in self.sizes]
         self.examples = examples
         self.word = torch.int16 if examples < _FEW_EXAMPLES else torch.int32
-        self.each: list[Tensor | None] = [None for _ in grads]  # the number so far, MIXED from the first contradiction on
-        self.likely = [None if g is None else _likely(g.shape, examples) for g in self.grads]  # until something contradicts it
+        self.each: list[Tensor | None] = [None for _ in grads]  # the digits so far; MIXED after a contradiction
+        self.likely = [None if g is None else _likely(g.shape, examples) for g in self.grads]  # None after a contradiction
 
     def add(self, grads: Grads, step: int, base: int) -> None:
         """Take in one more digit: multiplying by a power of two adds to the exponent and changes no other bit."""
@@ -91,7 +94,7 @@ class Digits:
         word, low = _WORDS[g.dtype]
         more = g.view(word) - first.view(word)
         digit = more >> low
-        nothing = ((first == 0) & (g.abs() <= base * self.least[k])) | ~first.isfinite()  # NaN says nothing of its owner
+        nothing = ((first == 0) & (g.abs() <= base * self.least[k])) | ~first.isfinite()  # NaN does not show its owner
         if small is not None:
             nothing |= small & (g.abs() <= 2.0 ** (base - 1) * self.least[k])
         mixed = ~nothing & ((more & ((1 << low) - 1) != 0) | (digit < 0) | (digit >= base))
@@ -140,7 +143,7 @@ class Digits:
     def _confirmed(self, g: Tensor, likely: Layout) -> Tensor:
         """The owners of finite numbers, if every one of them confirms the likely layout."""
         own = likely.owners(g.shape, self.examples, g.device).to(self.word)
-        there = g.sign().abs_().to(self.word)  # 1 or 0: a product takes a fifth of the time of a mask
+        there = g.sign().abs_().to(self.word)  # 1 or 0: multiplying takes a fifth of the time of masking
         return own.expand(g.shape) if not g.numel() or bool(there.amin()) else own.sub(NOBODY).mul(there).add_(NOBODY)
 
     def ask(self, k: int, once: Tensor | None, tripled: Tensor | None) -> None:
@@ -176,7 +179,7 @@ def _compact(own: Tensor) -> Tensor:
     """The same numbers; a dimension along which all are equal is stored once."""
     kept = own
     for dim in range(own.dim() if own.numel() else 0):
-        one, next_to_it = kept.narrow(dim, 0, 1), kept.narrow(dim, 0, min(2, own.shape[dim]))  # which nearly always tells
+        one, next_to_it = kept.narrow(dim, 0, 1), kept.narrow(dim, 0, min(2, own.shape[dim]))  # which nearly always decides
         if not own.stride(dim) or (bool((next_to_it == one).all()) and bool((kept == one).all())):
             kept = one
     return kept.clone().expand(own.shape)

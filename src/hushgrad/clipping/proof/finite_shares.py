@@ -18,14 +18,14 @@ from hushgrad.errors import CaptureError
 
 __all__ = ["Shares", "finite_shares", "nonfinite_rows", "shares_one_by_one"]
 
-_FAINT = 2.0**-120  # what is finite times this has overflowed, and has met nothing that is no number
+_FAINT = 2.0**-120  # a share that is finite after this factor had only overflowed: no NaN is involved
 
 Shares = Sequence[Tensor | None]  # (B, ...) each; None: not reached
 
 
 def nonfinite_rows(rows: Tensor) -> Tensor:
     """(B,): whether each example's numbers are not all finite."""
-    return ~rows.reshape(len(rows), -1).isfinite().all(1)  # of a number that stands alone, too
+    return ~rows.reshape(len(rows), -1).isfinite().all(1)  # works for scalars, too
 
 
 def shares_one_by_one(
@@ -63,7 +63,7 @@ def finite_shares(
         return found
     found = [None if t is None else torch.where(_like(lost & zero(), t), torch.zeros_like(t), t) for t in found]
     lost = _lost(found) & ~wild()
-    lost &= _lost(ask(_FAINT)) if bool(lost.any()) else lost  # the others' are their own, and overflow
+    lost &= _lost(ask(_FAINT)) if bool(lost.any()) else lost  # those that become finite only overflow, and are the examples' own
     for bounded in (False, True):
         if not bool(lost.any()):
             break

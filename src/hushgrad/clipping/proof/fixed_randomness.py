@@ -50,8 +50,8 @@ _BOUNDING = (
     aten.hardtanh,
     aten.threshold,
 )
-_ORDINARY: set[Any] = set()  # operations of which nothing is to be noted
-ALMOST_ONE = 0.9990234375  # of uniform numbers: above every probability with which something is left out
+_ORDINARY: set[Any] = set()  # operations without anything to record
+ALMOST_ONE = 0.9990234375  # in place of uniform numbers: above every dropout probability
 
 
 class FixedRandomness(TorchDispatchMode):
@@ -66,15 +66,15 @@ class FixedRandomness(TorchDispatchMode):
         self.drawn: set[str] = set()
         self.casts: set[torch.dtype] = set()
         self.replaced = False
-        self.drew = False  # some operation draws, or may
-        self.watched: set[str] = set()  # kinds of backward passes
+        self.drew = False  # whether some operation draws, or may
+        self.watched: set[str] = set()  # kinds of backward passes that were intercepted
         self.seeds: set[int] = set()  # of the generators that were drawn from
-        self.compared: dict[float, None] = {}  # the first of what tensors were compared with
+        self.compared: dict[float, None] = {}  # constants that tensors were compared with, the first few
         self.bounds: dict[
             float, None
-        ] = {}  # and of what was taken from them, or bounds them, if it is beyond what a proof tries anyway
-        self.listens = False  # the model's own forward runs
-        self._met: dict[int, weakref.ref[Tensor]] = {}  # without a gradient, of whatever it computed with
+        ] = {}  # constants that were subtracted from tensors, or clamp them, if larger than a proof tries anyway
+        self.listens = False  # whether the model's own forward is running
+        self._met: dict[int, weakref.ref[Tensor]] = {}  # tensors without gradient that it has read
         self._uniform, self._normal = uniform, normal
 
     def __reduce__(self) -> tuple[type[FixedRandomness], tuple[()]]:
@@ -108,7 +108,7 @@ class FixedRandomness(TorchDispatchMode):
             return made.fill_(self._normal if name in _ZEROS else self._uniform if uniform else 1)
         if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in str(
             name
-        ):  # that with dropout falls apart
+        ):  # with dropout that one is decomposed
             self.drawn.add(str(name).removeprefix("aten."))
         if torch.Tag.nondeterministic_seeded not in func.tags and name is not aten._to_copy and name not in _BOUNDING:
             _ORDINARY.add(func)
@@ -174,7 +174,7 @@ def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
             kept = buffers.get(name)
             if (
                 kept is not None and buffer.shape == kept.shape and not torch.equal(buffer, kept)
-            ):  # an open graph may need it as it is
+            ):  # writing would invalidate an open graph
                 buffer.copy_(kept)
 
 

@@ -19,7 +19,7 @@ from hushgrad.clipping.proof.tags import Exit, tagged
 
 __all__ = ["Border", "Frontier", "Graph", "Source", "Trail", "find", "is_mixed"]
 
-Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on the way up from a source
+Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on a path up from a source
 
 
 class Graph:
@@ -56,7 +56,7 @@ class Graph:
         return list(found)
 
 
-# Reshaping has several nodes, of which torch takes another one under a dispatch mode.
+# torch uses different reshaping nodes with and without a dispatch mode.
 _ALIKE = dict.fromkeys(("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0"), "ViewBackward0")
 
 
@@ -86,8 +86,8 @@ class Frontier(NamedTuple):
 
     ends: dict[Trail, tuple[Layout | None, ...]]
     ways: frozenset[Trail]
-    mixed: frozenset[Trail] = frozenset()  # those of the ways on which several examples were seen to meet
-    fits: Mapping[Trail, tuple[frozenset[Layout], ...]] = {}  # all layouts that the cotangents at an end may have
+    mixed: frozenset[Trail] = frozenset()  # paths on which several examples meet
+    fits: Mapping[Trail, tuple[frozenset[Layout], ...]] = {}  # all layouts that are possible for the cotangents at an end
 
     def again(self, graph: Graph, sources: Sequence[Source]) -> list[Border]:
         """The same frontier in this graph. Raises LookupError if the paths differ."""
@@ -98,7 +98,7 @@ class Frontier(NamedTuple):
             return self.ends.get(way)
 
         found = {(border.node, border.slot): border for border, _ in _climbed(graph, sources, decide)[0]}
-        return list(found.values())  # one that several sources lead to is read once
+        return list(found.values())  # a node that several sources lead to is read once
 
 
 def find(
@@ -113,7 +113,7 @@ def find(
         known |= tagged(exits, [s.edge for s in sources], fresh, examples)[1] if fresh else {}
         try:
             return _without_contradictions(graph, sources, known, examples, below)
-        except KeyError:  # it is further up
+        except KeyError:  # the node is further up
             steps *= 3
     return Frontier({}, frozenset())
 

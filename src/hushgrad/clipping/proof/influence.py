@@ -50,14 +50,14 @@ def _crowded(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs
     One half of the batch runs among copies of one example, the other half among many of every kind; each half also lacks the other one. In
     a small batch each half runs by itself, and a few examples run in both crowds.
     """
-    cut = B // 2 - (B % 4 == 0)  # an odd number, where both can be: a model that takes even ones only shows it now
+    cut = B // 2 - (B % 4 == 0)  # odd if possible, to detect models that accept only even numbers
     order = lot.sample(range(B), B)
     first, second = order[:cut], order[cut:]
     if B <= 2 * FEW:
         if not all(_is_kept(stage, structure, outputs, inputs, B, part) for part in (first, second)):
             return "the output of one changes when another is left out"
         first, second = order[:FEW], []
-    copies = [*first, *[lot.choice(second or order)] * structure.most]  # whatever has room for fewer, or for fewer alike, is full
+    copies = [*first, *[lot.choice(second or order)] * structure.most]  # exceeds any smaller capacity, also of equal examples
     if not _is_kept(stage, structure, outputs, inputs, B, lot.sample(copies, len(copies))):
         return "the output of one changes when it is among copies of another"
     return _by_kinds(stage, structure, outputs, inputs, B, second, lot)
@@ -74,7 +74,7 @@ class _Crowd(NamedTuple):
 
     inputs: Any
     size: int
-    turned: Tensor  # where those are
+    turned: Tensor  # their positions
     others: range
 
 
@@ -91,7 +91,7 @@ def _by_kinds(
     become = dict.fromkeys(range(len(few)), turned)
     alone = reading.changed(part_of(reading, inputs, few, B), become, len(few), by_row=True)
     before = tried(stage, alone)
-    own = [k for k in few for _ in range(1 if before is None else 2)]  # None: it does not take what is turned
+    own = [k for k in few for _ in range(1 if before is None else 2)]  # None: the model rejects negated copies
     more = [*part, *lot.sample(among, len(among)) * -(-structure.most // len(among))][: structure.most]
     half, size = len(own) // 2, len(own) + len(more)
     where = (torch.arange(len(own)) - half) % size
@@ -137,7 +137,7 @@ def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     n = min(B, FEW)
     others = sorted(lot.sample(range(n), max(n // 2, n - KEPT)))
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
-    shorter = structure.reading.changed(few, {i: short for i in range(n) if i not in others}, n)  # so others may be longer
+    shorter = structure.reading.changed(few, {i: short for i in range(n) if i not in others}, n)  # so that others are longer
     groups = changes()
     problem = _replaced(stage, structure, [shorter, few], others, n, groups[:1] if brief else groups)
     return problem if brief else problem or _by_constants(stage, structure, few, others, n)
@@ -211,7 +211,7 @@ def _taken(
                 break
 
 
-# Kept from an earlier pass, and later ---------------------------------------------------------------------------------------
+# Memory of earlier passes, and counters -------------------------------------------------------------------------------------
 
 
 def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
@@ -223,7 +223,7 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
     every, before = torch.arange(n), outputs_of(stage, few, after=few)
     changed = (structure.reading.changed(few, dict.fromkeys(range(n), change), n) for change in KINDS)
     first = next((made for made in changed if tried(stage, made) is not None), None)
-    if first is None:  # it takes none of them
+    if first is None:  # the model rejects all of them
         first = part_of(structure.reading, inputs, lot.choices(range(B), k=n), B)
     if not kept(structure, before, outputs_of(stage, few, after=first), every, every, n, n):
         return _REMEMBERS

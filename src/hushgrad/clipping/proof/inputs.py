@@ -20,7 +20,7 @@ from hushgrad.clipping.layout import Kind, Layout
 __all__ = ["Change", "Reading", "data_of", "examples_of", "inside", "leaves", "mapped", "readings", "tensors_in"]
 
 Packed = tuple[Any, Any]  # (args, kwargs)
-Change = Callable[[Tensor, Tensor], Tensor]  # of one example's rows, and everybody's
+Change = Callable[[Tensor, Tensor], Tensor]  # (one example's rows, all rows) -> new rows
 
 
 class Reading(NamedTuple):
@@ -103,7 +103,7 @@ def _repacked(value: PackedSequence, change: Callable[[Tensor], Tensor]) -> Pack
 def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor, *, by_row: bool) -> Tensor:
     """Changed rows; ``numbers`` are their examples."""
     together: dict[Any, list[int]] = {}
-    for i, change in changes.items():  # of single numbers, several rows of one example are a row
+    for i, change in changes.items():  # of scalars, an example's several rows form one
         together.setdefault(change if by_row and every.dim() > 1 else (change, i), []).append(i)
     moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1).tolist()
     for who in together.values():

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ProofPasses"]
 
 
-_LARGE = 4_000_000  # parameters: 16 MB; smaller models' pages are dearer than their room
+_LARGE = 4_000_000  # parameters: 16 MB; for smaller models returning memory costs more than it saves
 
 
 class ProofPasses:
@@ -52,26 +52,26 @@ class ProofPasses:
         self.model: nn.Module = capture.model
         self._capture, self._tape, self._attributes, self._lot, self._seal = capture, capture._tape, attributes, lot, seal
         self._known = known
-        self.runs: list[Run] | None = None  # of the proof that is running
+        self.runs: list[Run] | None = None  # of the running proof
         self.kept: Run | None = None
         self.courses: list[CallTrace] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
         self.opening: Opening | None = None  # of outputs that hold examples of different lengths
-        self.differentiates = False  # the forward itself, which then needs graphs
-        self.lifts = True  # parameters that are 0 while a model is proved
+        self.differentiates = False  # whether the forward computes gradients itself, and needs graphs
+        self.lifts = True  # whether zero parameters hold other numbers during a proof
         self._start: dict[str, Tensor] = {}
-        self._clocks: list[Place] | None = None  # until the first pass
-        self._counts: list[str] = []  # buffers of one number that a pass changes
-        self._spares_parameters = not seal  # shown, or of no concern
+        self._clocks: list[Place] | None = None  # None before the first pass
+        self._counts: list[str] = []  # scalar buffers that a pass changes
+        self._spares_parameters = not seal  # verified, or not required
         large = sys.platform == "linux" and sum(p.numel() for p in self.model.parameters()) >= _LARGE
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if large else None  # glibc's
         self._quiet = FixedRandomness()
-        self._heard = KnownTraces(frozenset())  # of the passes that it has watched
+        self._heard = KnownTraces(frozenset())  # of the intercepted passes
         self._unwatched = False
         self._wrote = False
-        self.draws = False  # from Python's or numpy's generator, in some pass
-        self._draws = host_draws()  # where each pass of a proof begins: one example alone takes the branches that its batch takes
-        self._drawn = self._draws  # where the last pass has ended
+        self.draws = False  # whether some pass draws from Python's or numpy's generator
+        self._draws = host_draws()  # each pass starts from this state, so that an example alone takes its batch's branches
+        self._drawn = self._draws  # the state after the last pass
 
     @contextmanager
     def _proving(self, quiet: FixedRandomness) -> Iterator[None]:
@@ -194,7 +194,7 @@ class ProofPasses:
 
     def compared(self) -> tuple[list[float], bool]:
         """The constants that passes compare their tensors with, and whether integers may be tried that do not occur in the batch."""
-        # Not where a row of a table that is read draws its noise then, nor where one that does not exist ends the process.
+        # Not with lazy tables, where reading a row draws its noise, nor on devices, where a missing row aborts the process.
         return list(self._quiet.compared), not self._capture.by_rows and all(p.is_cpu for p in self.model.parameters())
 
     def dim(self) -> int | None:
@@ -218,7 +218,7 @@ class ProofPasses:
         """The sum of the per-example gradients with these weights, as the capture computes it, and the examples' norms."""
         self._tape.deaf = False
         try:
-            with randomness_fixed("of a step"):  # a rule, too, may run a layer again
+            with randomness_fixed("of a step"):  # a rule may rerun a layer
                 torch.autograd.backward([e.edge for e in exits], us)
                 return self._capture.weighed(weights)
         finally:

@@ -58,7 +58,7 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     some = some or again()
     if some is None:
         raise not_again()
-    second = notes_of(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # of the batch they have told
+    second = notes_of(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # the batch's survey has done that
     del some
     return _structure(stage, reading, inputs, layouts, first, second, beside), fixed
 
@@ -77,7 +77,7 @@ def _structure(
 ) -> Structure:
     ways = () if stage.opening is None else stage.opening.ways
     places = {number: _place(number, first, second) for number in first.owners}
-    if ways or any(call.packed for call in first.calls.values()):  # numbers of rows that are equal now
+    if ways or any(call.packed for call in first.calls.values()):  # equal numbers of rows may be coincidence
         places = {n: Place(ROWS) if p.layout.kind in _FLAT and not p.layout.dim else p for n, p in places.items()}
     frontier, bare = _frontier(stage, places, first, second)
     sizes = sizes_of(leaves(inputs), reading, first.examples)
@@ -85,7 +85,7 @@ def _structure(
     shapes = {n: _shapes(n[0], places[n], call, second.calls.get(n)) for n, call in first.calls.items()}
     faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
     moves = _moves(first, second)
-    # Below the frontier are no examples, unless they met what is shared behind a gradient that was 0 for all of them.
+    # There are no examples below the frontier, unless they met a shared value behind a gradient that was 0 for all.
     fragile = bool(frontier.ends) and (moves != () or frontier.ways != frontier.mixed)
     fragile = fragile or any(not has_formula(*trail[-1], ends) for trail, ends in frontier.ends.items())
     return Structure(
@@ -166,7 +166,7 @@ def _place(number: Number, first: SurveyNotes, second: SurveyNotes) -> Place:
     if call.packed or all(o is DEAD or (o.kind is Kind.DIM and o.dim == d) for o, d in zip(outputs, dims, strict=True)):
         return NATIVE
     other = second.calls.get(number)
-    constant = outputs[0].kind is Kind.ROWS and other is not None and other.shapes == call.shapes  # one owner each, by chance
+    constant = outputs[0].kind is Kind.ROWS and other is not None and other.shapes == call.shapes  # single owners only by chance
     if (
         len(outputs) == 1
         and not constant
@@ -196,7 +196,7 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
         return SHARED
     mine = layouts_of(own.each, examples)
     if other and not other[0].clean:
-        routed = other[0].silent and not any(layout.regular for layout in mine)  # to an expert that got nothing there
+        routed = other[0].silent and not any(layout.regular for layout in mine)  # an expert that got no rows there
         if not routed:
             return SHARED
         other = []
@@ -223,7 +223,7 @@ def _frontier(
     return _higher(asks, made), bare
 
 
-_Asks = Sequence[Callable[[frozenset[Trail]], Frontier]]  # of both surveys: the frontier above these ways
+_Asks = Sequence[Callable[[frozenset[Trail]], Frontier]]  # for each survey: the frontier above these paths
 
 
 def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
@@ -231,7 +231,7 @@ def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
     while True:
         made = [ask(below) for ask in asks]
         meet = {way for f in made for way in f.ends} & (made[0].mixed | made[1].mixed)
-        if not meet:  # no way ends where examples meet in the other run
+        if not meet:  # no path ends where examples meet in the other run
             break
         below |= meet
     ends = {

@@ -46,13 +46,15 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     sane = _finite(structure, run, B)
     if not sane:
         return Broken("its outputs are NaN or infinite for every example", influence=False)
-    chosen = dict.fromkeys((sane[-1], lot.choice(sane), sane[0]))  # the last feels a capacity, the first may feed whoever follows
+    chosen = dict.fromkeys(
+        (sane[-1], lot.choice(sane), sane[0])
+    )  # a capacity hits the last; the first may influence those after it
     picks = [_Pick(i, weight) for i, weight in zip(chosen, (1.0, 1.75, 1.375), strict=False)]
     exits = exits_of(run, structure.exits)
     us = cotangents(exits, seed=1)
-    found = stage.weighed(run, exits, us, _weights(picks, B))  # at once: a layer may hold on to its last call
+    found = stage.weighed(run, exits, us, _weights(picks, B))  # now: a layer may keep only its last call
     outputs = [y.detach() for y in run.outputs]
-    del run, exits  # what the pass has kept for its gradients
+    del run, exits  # frees the graph
     others = influence(stage, structure, outputs, inputs, B, lot)
     if others:
         return Broken(others, influence=True)
@@ -184,15 +186,13 @@ def _by_wild_cotangents(
         try:
             scaled = _scaled(some, exits, keep, n, (own, *factors))
             norms = stage.weighed(run, exits, scaled, _weights([_Pick(keep, 1.0)], n))[1] / own
-        except (
-            CaptureError
-        ) as error:  # so would a step be refused that has such losses; of NaN that is right, of large ones it is not
+        except CaptureError as error:  # a step with such losses is refused, too: correct for NaN, not for large ones
             refused = str(error)
             continue
         refused, wrong = "", alone.differs(keep, norms)
         if wrong:
             return f"with other losses that are large or no numbers, {wrong}"
-        if not structure.frontier.ends:  # else what bounds a sum over all of them has seen no number in it
+        if not structure.frontier.ends:  # else try without NaN: whatever bounds a sum over all examples saw only NaN
             break
     return f"with other losses that are large, {refused[:1].lower()}{refused[1:]}" if refused else None
 

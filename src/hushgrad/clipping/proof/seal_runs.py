@@ -101,7 +101,7 @@ def _alike(x: Tensor, y: Tensor, mine: Tensor, its: Tensor, where: tuple[Layout,
         p, q = where[0].only(x, own, where[1]), there[0].only(y, other, there[1])
         if p.shape != q.shape:
             return False
-        if torch.equal(p, q):  # as nearly always
+        if torch.equal(p, q):  # the usual case
             continue
         scale = max(largest(where[0].only(x.detach(), rows, where[1])) for rows, _ in groups) if scale is None else scale
         if not same_as_made(p, q, scale=scale):

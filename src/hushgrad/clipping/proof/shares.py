@@ -35,7 +35,7 @@ __all__ = ["Reading", "Sink", "has_formula", "watch"]
 
 Grads = tuple[Tensor | None, ...]
 
-# Row by row: what comes out for an element depends on that element of the cotangent alone.
+# Elementwise nodes: each element of the result depends on that element of the cotangent alone.
 _POINTWISE = frozenset("Add Sub Rsub Mul Div Where Maximum Minimum Addcmul Lerp Pow MaskedFill PreluKernel".split())
 _BIASED = frozenset(("Addmm", "Baddbmm", "Addbmm", "Addmv"))
 
@@ -88,7 +88,7 @@ def watch(borders: Sequence[Border], sinks: Sequence[Sink], reading: Reading, go
 
     def hook(number: int) -> Callable[[Grads], Grads | None]:
         def run(gs: Grads) -> Grads | None:
-            if pulling:  # from a frontier further up: what crosses this one is read here, and not there
+            if pulling:  # pulling from a frontier further up: stop here, since this node reads its own cotangents
                 return tuple(None if g is None else torch.zeros_like(g) for g in gs)
             if torch.is_grad_enabled():
                 return None  # create_graph: the calls above refuse it
@@ -166,7 +166,7 @@ def _straight(edge: GradientEdge, share: Routed, sinks: Sequence[Sink]) -> tuple
         dims = {int(getattr(node, name)) % 2**64 for name in ("_saved_dim0", "_saved_dim1")}
         if below is not None and accumulated(below) is not None and dims in ({1, 2}, {2**64 - 2, 2**64 - 1}):
             return below, share.turned
-    # What comes to the parameter then lies as it does in memory.
+    # The gradient then has the parameter's memory layout.
     turned = node.name() == "TransposeBackward0"
     return None, share.turned.dense.transpose(2, 3) if turned else share.dense
 
@@ -269,7 +269,7 @@ def _looked_up(
     ids = saved(border.node, "indices") if name == "Embedding" else None
     if ids is None or owners is None or ids.shape != g.shape[:-1] or border.node._saved_scale_grad_by_freq:
         return None
-    if owners.dim() == g.dim() and owners.shape[-1] != 1:  # no row is one example's
+    if owners.dim() == g.dim() and owners.shape[-1] != 1:  # rows are not single examples'
         return None
     used = ids != border.node._saved_padding_idx
     where = (owners.expand(g.shape)[..., 0] * shape[0] + ids)[used]

@@ -39,14 +39,14 @@ class Attributes(Key):
         self._clocks: set[tuple[int, str]] = set()
         self._dicts, self._places = [], []
         self.timed: list[Place] = []  # the clocks
-        self._values: dict[tuple[int, str], set[Any]] = {}  # of numbers, in passes that were proved
-        self._size = -1  # listed when they are first asked for: a copy's modules are not there before
+        self._values: dict[tuple[int, str], set[Any]] = {}  # values of numbers in proved passes
+        self._size = -1  # listed on first use: a copy's modules do not exist before
         self._wiring, self._wired = Wiring(model), -1
         self._untrained = UntrainedTensors()
 
     def all(self) -> list[dict[str, Any]]:
         """The attributes of all modules and of their configuration objects, as they are now."""
-        self.key(())  # lists them anew if some were added, or modules exchanged
+        self.key(())  # lists them again if some were added, or modules replaced
         return self._dicts
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Attributes(Key):
     def later(self, clocks: list[Place], passes: int) -> Iterator[bool]:
         """Inside, the clocks, and numbers that the user sets before a pass, are advanced by ``passes``; yields False if there are none."""
         every = {(id(d), name): (d, name) for d, name in (*clocks, *self._set())}.values()
-        kept = [(d, name, d[name]) for d, name in every if type(d.get(name)) in (int, float)]  # one may begin as None
+        kept = [(d, name, d[name]) for d, name in every if type(d.get(name)) in (int, float)]  # one may start as None
         for d, name, value in kept:
             d[name] = value + passes
         try:
@@ -163,7 +163,7 @@ class Wiring(Wired):
         tables = [vars(m)[name] for m in modules for name in ("_modules", *_HOOKS) if name in vars(m)] + global_hooks()
         places = [(vars(m), name) for m in modules for name, v in vars(m).items() if _is_function(v)]
         self._empty = [table for table in tables if not table]
-        kinds = [kind for kind in {type(m): None for m in modules} if hasattr(kind, "forward")]  # those of scripts have none
+        kinds = [kind for kind in {type(m): None for m in modules} if hasattr(kind, "forward")]  # scripted modules have none
         self._watched = [table for table in tables if table], places, kinds
         self._seen = [*map(tuple, map(values_of, self._watched[0])), *starmap(dict.get, places), *map(forward_of, kinds)]
         key = (

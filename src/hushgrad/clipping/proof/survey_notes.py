@@ -46,14 +46,14 @@ class SurveyNotes(NamedTuple):
 
     names: Names
     examples: int
-    numbers: int  # of all outputs
+    numbers: int  # total size of all outputs
     owners: dict[Number, list[Owners]]  # by call and output
     calls: dict[Number, CallNotes]
     order: list[Site]  # of the calls
     nodes: int
     course: int
     moves: list[MoveNotes]
-    bare: frozenset[str]  # parameters that no site uses
+    bare: frozenset[str]  # parameters used outside of sites
     layouts: Sequence[Layout | None]  # of the outputs
     again: Callable[[], Run | None]
 

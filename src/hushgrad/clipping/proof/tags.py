@@ -30,22 +30,22 @@ from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
 
 __all__ = ["Exit", "cotangents", "tagged"]
 
-_PART, _PARTS = 1 << 20, 4  # numbers of cotangents that are held at once (4 MB in single precision), or a quarter of all
+_PART, _PARTS = 1 << 20, 4  # cotangent elements held at once (4 MB in single precision), or a quarter of all
 _ORDINARY = 2.0**32  # a gradient times 2^63 is far from the largest number
-_DRAWN = 1 << 16  # random numbers that are drawn at once: in double precision a whole output's would be the most that is held
+_DRAWN = 1 << 16  # random numbers drawn at once: a whole output's, in double precision, would dominate the memory
 
 
 class Exit(NamedTuple):
     """Where cotangents enter: an output of the model whose layout is known."""
 
     edge: GradientEdge
-    like: Tensor  # of its shape and kind, and no memory
+    like: Tensor  # its shape, dtype and device, without memory
     layout: Layout
 
 
 def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
     """Random, dense cotangents of size about 1: no element is small."""
-    lot = np.random.default_rng(seed)  # not torch's, whose numbers are the model's
+    lot = np.random.default_rng(seed)  # torch's generator is the model's
     made = [torch.empty_like(e.like, memory_format=torch.contiguous_format) for e in exits]
     for u in made:
         for some in u.view(-1).split(_DRAWN):
@@ -63,7 +63,7 @@ def tagged(
     """
     us = cotangents(exits)
     pull = partial(_pulled, exits)
-    parts = [list(edges)] if nodes else _parts(edges)  # nodes are on the way to all of them
+    parts = [list(edges)] if nodes else _parts(edges)  # nodes may lie on paths to all of them
     found = [_told(pull, part, nodes, us, exits, examples, halves=halves) for part in parts]
     _ask_small(parts, found, lambda some, by: pull(some, nodes, [by * u for u in us]))
     return (
@@ -174,7 +174,7 @@ def _ask_small(
     small = {id(told): [k for k, size in enumerate(told.sizes) if 0 < size < least] for told in every}
     if not any(small.values()):
         return
-    nodes = any(at_nodes for _, at_nodes in found)  # which are on the way to all edges
+    nodes = any(at_nodes for _, at_nodes in found)  # which may lie on paths to all edges
     asked = [
         (told, k, part[k])
         for part, (told, _) in zip(parts, found, strict=True)

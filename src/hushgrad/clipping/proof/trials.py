@@ -145,7 +145,7 @@ class Trials(ProofPasses):
             with self._proving(quiet):
                 found = prove(self, inputs, B)
                 if found is not None and known is not None and found[0].same_as(known):
-                    return known  # which was sealed
+                    return known  # already sealed
                 problem = None if found is None or not self._seal else broken(self, found[0], inputs, B, self._lot)
             if found is not None and problem is None and self._seal and quiet.replaced:
                 problem = self._swayed(found[0], inputs, B)
@@ -208,7 +208,7 @@ class Trials(ProofPasses):
             return Broken(f"with other weights, {problem}", influence=True)
         for by in (1.0, -1.0) if gates else ():
             problem, ran = self._changed(switched(gates, by), structure, inputs, B)
-            for one, less in product(gates, (by, by / 64)) if not ran else ():  # what the model does not take hides nothing else
+            for one, less in product(gates, (by, by / 64)) if not ran else ():  # a rejected combination must not hide single ones
                 problem = problem or self._changed(switched([one], less), structure, inputs, B)[0]
             if problem is not None:
                 return Broken(f"with other values of its single numbers, {problem}", influence=True)
@@ -229,7 +229,7 @@ class Trials(ProofPasses):
             return None, False
         finally:
             self.lifts = before
-            del self.courses[seen:]  # a pass that takes them is proved as a whole
+            del self.courses[seen:]  # a pass that makes these calls needs its own proof
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:
         problem, name = failure.problem, type(self.model).__name__
@@ -238,13 +238,17 @@ class Trials(ProofPasses):
             failure = _Failure(None, CaptureError(differentiated(name)), failure.drawn)
             found = None
         else:
-            hooked = not mixes and self._spares_parameters and self._is_disproportionate(inputs)  # else passes would write more
+            hooked = (
+                not mixes and self._spares_parameters and self._is_disproportionate(inputs)
+            )  # otherwise these passes would write to parameters
             found = disproportionate(name, self._hooked()) if hooked else None
         if failure.error is not None:
             error = failure.error if found is None else CaptureError(found)
             self._tape.failure = str(error)
             raise error
-        packed = any(isinstance(t, PackedSequence) for t in leaves(inputs))  # its rows are no examples: no layer is to blame
+        packed = any(
+            isinstance(t, PackedSequence) for t in leaves(inputs)
+        )  # its rows are not examples, so no layer can be blamed
         if mixes and not packed:
             with as_it_was(self.model), self._capture.pause():
                 found = culprit(self.model, inputs[0], inputs[1], B)

@@ -23,12 +23,12 @@ from hushgrad.clipping.proof.call_trace import kinds_of
 
 __all__ = ["UntrainedTensors"]
 
-_MOST = 1 << 22  # numbers that are looked at after each write
-_FEW = 64  # numbers that are compared: arrays, and writes to ``.data``, do not say that there was one
-_GATE = 4096  # numbers of a frozen parameter; a larger one is no gate
-_SOME = 16  # of a larger tensor's numbers
+_MOST = 1 << 22  # larger tensors are not inspected after a write
+_FEW = 64  # so few numbers are compared directly: arrays, and writes through ``.data``, have no version
+_GATE = 4096  # a larger frozen parameter is not a gate
+_SOME = 16  # numbers compared in a larger tensor
 
-Place = tuple[Any, Any]  # a list, a dict, a cell of a closure or another object, and where; or a weak reference, and None
+Place = tuple[Any, Any]  # a holder (list, dict, closure cell, object) and a key; or a weak reference and None
 
 
 class UntrainedTensors:
@@ -36,8 +36,8 @@ class UntrainedTensors:
 
     def __init__(self) -> None:
         self.places: list[Place] = []
-        self._seen: list[tuple[Any, Any, Any]] = []  # what is there, a mark of its state, and its kinds
-        self._own: set[tuple[int, Any]] = set()  # what the forward itself writes: its memory is tried by the seal
+        self._seen: list[tuple[Any, Any, Any]] = []  # the value, a mark of its state, and its kinds
+        self._own: set[tuple[int, Any]] = set()  # written by the forward itself: the seal tests that memory
         self._met: list[Place] = []
 
     def look(self, model: nn.Module, attributes: Iterable[dict[str, Any]]) -> None:
@@ -63,7 +63,7 @@ class UntrainedTensors:
 
     def _unknown(self, model: nn.Module, tensors: list[Tensor]) -> list[Tensor]:
         known = {id(t) for t in (*model.parameters(), *map(_value, (*_buffers(model), *self.places, *self._met)))}
-        weights = [t for t in tensors if isinstance(t, nn.Parameter) and t.numel() > _GATE]  # of a teacher that is elsewhere
+        weights = [t for t in tensors if isinstance(t, nn.Parameter) and t.numel() > _GATE]  # of a teacher model held elsewhere
         known |= set(map(id, weights))
         return [t for t in tensors if id(t) not in known and not t.requires_grad]
 
@@ -71,7 +71,7 @@ class UntrainedTensors:
         """The kinds of each tensor."""
         for k, place in enumerate(self.places):
             value = _value(place)
-            mark, held = _mark(value), None if place[1] is None else value  # what nobody is known to hold is not held here either
+            mark, held = _mark(value), None if place[1] is None else value  # do not keep alive what no known holder keeps
             if held is not self._seen[k][0] or mark != self._seen[k][1]:
                 self._seen[k] = held, mark, _kinds(value)
         return tuple([kinds for *_, kinds in self._seen])
@@ -111,7 +111,7 @@ def _held(tensors: list[Tensor]) -> list[Place]:
     there = {id(_value(place)) for place in found}
     return found + [
         (weakref.ref(t), None) for t in tensors if id(t) not in there
-    ]  # in a cache of Python's own, or frozen by gc.freeze
+    ]  # in a cache written in C (lru_cache), or frozen by gc.freeze
 
 
 def _value(place: Place) -> Any:

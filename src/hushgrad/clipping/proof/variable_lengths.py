@@ -30,7 +30,7 @@ class Way(NamedTuple):
 
     leaf: int
     form: Form
-    dim: int = 0  # of the examples, in a padded one; the positions are in the other one of the first two
+    dim: int = 0  # of the examples in a padded output; positions are in the other of the first two
 
 
 class Opening(NamedTuple):
@@ -99,7 +99,7 @@ def openings(shapes: Sequence[torch.Size], leaves: Sequence[Any], examples: int)
             if any(s[:2] == sizes for s in shapes):
                 later.append(Opening(tuple(Way(k, "padded", d) if s[:2] == sizes else None for s in shapes), longest))
     yield None
-    yield from later  # of a padded output a part is not looked at, so it comes last
+    yield from later  # last: a part of a padded output is ignored
 
 
 # Opened outputs ---------------------------------------------------------------------------------------------------------------
