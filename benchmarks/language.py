@@ -216,7 +216,7 @@ def peak_of(kind: str, setting: Setting, *, alive: bool, once: bool = False, lat
         if alive:
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 100_000)
         if once:
-            root.AGAIN = 1 << 60  # else a step of many passes meets a repeated proof, and one of few does not
+            root.REPEAT_ONE_IN = 1 << 60  # else a step of many passes meets a repeated proof, and one of few does not
         KINDS[kind](replace(setting, hidden=16, layers=1, vocabulary=32, length=8, size=8))()  # loads modules, libraries, kernels
         return peaks(lambda: KINDS[kind](setting), later)
 

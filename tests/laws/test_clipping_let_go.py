@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.costs import MANY, crowd
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof import seal_runs, tags
 from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.clipping.site import Call
+from hushgrad.clipping.thresholds import MANY_NUMBERS, crowd
 from hushgrad.errors import CaptureError
 
 
@@ -158,8 +158,8 @@ def test_owners_that_follow_a_rule_take_no_room() -> None:
 
 def test_crowds_of_large_outputs_are_small_and_larger_batches_are_proved() -> None:
     assert crowd(8) == 32
-    assert crowd(8, MANY) == 16
-    assert crowd(64, MANY) == crowd(64) == 128
+    assert crowd(8, MANY_NUMBERS) == 16
+    assert crowd(64, MANY_NUMBERS) == crowd(64) == 128
 
 
 def test_a_difference_in_one_row_of_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

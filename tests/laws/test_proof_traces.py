@@ -59,9 +59,9 @@ def _end(name: str, directory: Path) -> tuple[dict[str, torch.Tensor], torch.Ten
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_proof_in_mid_run_leaves_no_trace(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(root, "AGAIN", 10**9)
+    monkeypatch.setattr(root, "REPEAT_ONE_IN", 10**9)
     once, drawn = _end(name, tmp_path / "once")
-    monkeypatch.setattr(root, "AGAIN", 1)
+    monkeypatch.setattr(root, "REPEAT_ONE_IN", 1)
     always, drawn_too = _end(name, tmp_path / "always")
     assert all(torch.equal(once[key], always[key]) for key in once)
     assert torch.equal(drawn, drawn_too)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.costs import AGAIN
+from hushgrad.clipping.thresholds import REPEAT_ONE_IN
 from hushgrad.errors import NotIsolated
 from hushgrad.train import Plan, make_private
 
@@ -47,7 +47,7 @@ def _trained(lots: list[int], *, opens: int | None) -> Any:
     plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, batch_size=8, dataset_size=64, steps=20)
     private = make_private(model, optimizer, plan, seed=0)
     lot, drawn = private._capture._root._lot, iter(lots)
-    lot.random = lambda: (next(drawn, 9) + 0.5) / (4 * AGAIN)
+    lot.random = lambda: (next(drawn, 9) + 0.5) / (4 * REPEAT_ONE_IN)
     try:
         for step, (x,) in enumerate(private.loader(torch.utils.data.TensorDataset(torch.randn(64, 4)))):
             GATE[0] = 1.0 if step == opens else GATE[0]

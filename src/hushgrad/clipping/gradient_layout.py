@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import ROUNDING, seal_of
 from hushgrad.clipping.layout import NOBODY, Kind, gathered, padded
 from hushgrad.clipping.proof.structure import DROPPED, WHOLE, Place
 from hushgrad.clipping.record import Record, versions_of
 from hushgrad.clipping.rules.experts import Experts, Routed
 from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
+from hushgrad.clipping.thresholds import CANCELLATION, seal_of
 
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call
@@ -101,7 +101,9 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
     shares = None if call.record is None or output >= len(call.record.grads) else call.record.grads[output]
     if shares is not None:
         missing = (shares.sum(0) - total.reshape(shares.shape[1:])).norm()
-    rounding = ROUNDING * max(torch.finfo(dtype).eps for dtype in dtypes) * call.batch.largest  # all there is, of a gradient of 0
+    rounding = (
+        CANCELLATION * max(torch.finfo(dtype).eps for dtype in dtypes) * call.batch.largest
+    )  # all there is, of a gradient of 0
     if shares is not None and bool(missing > seal_of(dtypes) * scale + rounding):
         scale = shares.abs().sum(0).norm()  # larger, where shares cancel
     if bool(missing > seal_of(dtypes) * scale + rounding):

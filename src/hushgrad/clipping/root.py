@@ -25,7 +25,6 @@ from hushgrad.clipping._torch import (
     push_packing,
     refuse_tracing,
 )
-from hushgrad.clipping.costs import AGAIN, TRIES
 from hushgrad.clipping.passes import Passes, is_evaluation
 from hushgrad.clipping.proof.call_trace import CallTrace, Dispatch
 from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws
@@ -34,6 +33,7 @@ from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import NATIVE, Structure
 from hushgrad.clipping.site import Call
+from hushgrad.clipping.thresholds import MOST_REPEATS, REPEAT_ONE_IN
 from hushgrad.errors import NotIsolated
 
 __all__ = ["Pass", "Root"]
@@ -165,10 +165,10 @@ class Root(Passes):
         for B, found in known.answer if same else known.read_as(key, tensors, expected) if expected != 0 and self._whole else ():
             if B == 1 and known.proved(key):
                 return Pass((args, kwargs), 1, [], key)
-            if found and found[0].partly and self._tries < TRIES:  # these data may show more
+            if found and found[0].partly and self._tries < MOST_REPEATS:  # these data may show more
                 self._tries, faint = self._tries + 1, found[0]
             if found and faint is None:
-                lot = int(self._lot.random() * 4 * AGAIN)  # of 0, all of the proof is repeated
+                lot = int(self._lot.random() * 4 * REPEAT_ONE_IN)  # of 0, all of the proof is repeated
                 if 0 < lot < 4:
                     self._repeat(found[0], (args, kwargs), B)
                 if lot:

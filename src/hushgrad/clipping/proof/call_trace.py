@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hushgrad.clipping._torch import SIGNATURES, is_autocast, is_compiling, is_transformed
-from hushgrad.clipping.costs import BEYOND
+from hushgrad.clipping.thresholds import HUGE_WEIGHT
 
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
@@ -178,7 +178,7 @@ class CallTrace(TorchFunctionMode):
                             elif isinstance(v, _NUMBERS):
                                 if -_TINY < v < _TINY:
                                     kinds += ("tiny" if v else 0,)
-                                elif -BEYOND < v < BEYOND:
+                                elif -HUGE_WEIGHT < v < HUGE_WEIGHT:
                                     kinds += (1,) if v == 1 else (v > 0, int(v) if -4 < v < 4 else int(v).bit_length() // 2 + 3)
                                 else:
                                     kinds += ("huge",)
@@ -227,7 +227,7 @@ def kinds_of(t: Tensor) -> tuple[Any, ...]:
     """The kind of a tensor's numbers: any nonzero? no zero? 0, 1, 2, ... in order? all tiny? For a scalar: its sign and magnitude."""
     if t.numel() == 1 and not t.is_complex():
         v = t.item()
-        if -_TINY < v < _TINY or not -BEYOND < v < BEYOND:
+        if -_TINY < v < _TINY or not -HUGE_WEIGHT < v < HUGE_WEIGHT:
             return v == 0, v > 0, "tiny" if abs(v) < _TINY else "huge"
         return v > 0, int(v) if -4 < v < 4 else int(v).bit_length() // 2 + 3
     ordered = t.dim() == 1 and t.dtype is torch.int64 and torch.equal(t, torch.arange(len(t), device=t.device))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.costs import LARGE
+from hushgrad.clipping.thresholds import LARGE_WEIGHT
 
 __all__ = ["beyond", "is_lifted", "lifted", "nudged", "overturned", "switched", "switches"]
 
@@ -76,7 +76,7 @@ def overturned(params: Iterable[Tensor]) -> Iterator[None]:
     with _kept([data for data in every if data.dim() < 2]) as rows:
         try:
             for data in rows:
-                data.copy_(_numbers(data.shape, 0.5, LARGE))
+                data.copy_(_numbers(data.shape, 0.5, LARGE_WEIGHT))
             for data in every:
                 if data.dim() > 1:
                     turned.append(data.neg_())

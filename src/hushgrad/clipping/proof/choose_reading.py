@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import MUCH
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
 from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
+from hushgrad.clipping.thresholds import MUCH_LARGER
 from hushgrad.errors import CaptureError, NotIsolated
 
 __all__ = ["fit_of"]
@@ -83,7 +83,7 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
             some = run_some(stage, reading, inputs, which, examples)
             layouts = None if some is None else _exits(stage, inputs, whole, some, which, examples)
             if layouts is not None:
-                small = first is None and examples >= MUCH * len(which)
+                small = first is None and examples >= MUCH_LARGER * len(which)
                 first = first or reading
                 yield _Fit(reading, layouts, some if small else None)
             del some  # frees its graph

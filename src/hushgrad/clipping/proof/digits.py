@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hushgrad._precision import widest
-from hushgrad.clipping.costs import MULTIPLE
 from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Kind, Layout, has, stored
 from hushgrad.clipping.runs import largest
+from hushgrad.clipping.thresholds import TRIPLE_TOLERANCE
 
 __all__ = ["Digits", "Grads", "Owners", "powers"]
 
@@ -215,4 +215,4 @@ def _wide(g: Tensor) -> Tensor:
 def _is_multiple(g: Tensor, tripled: Tensor, least: float) -> bool:
     g = g.masked_fill(g.abs() < least, 0.0)
     g, tripled = (widest(t).nan_to_num(0, 0, 0) for t in (g, tripled))
-    return bool((tripled - 3 * g).norm() <= MULTIPLE * tripled.norm())
+    return bool((tripled - 3 * g).norm() <= TRIPLE_TOLERANCE * tripled.norm())

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hushgrad.clipping.costs import BEYOND, COMPARED, LARGE
 from hushgrad.clipping.proof.state import attributes_of, attributes_restored
+from hushgrad.clipping.thresholds import HUGE_WEIGHT, LARGE_WEIGHT, MOST_CONSTANTS
 
 __all__ = [
     "ALMOST_ONE",
@@ -126,14 +126,14 @@ class FixedRandomness(TorchDispatchMode):
     def _bound(self, args: Any) -> None:
         first, *numbers = args
         if isinstance(first, Tensor) and first.is_floating_point():
-            usual = (v for v in numbers if isinstance(v, (int, float)) and LARGE < abs(v) < BEYOND)
-            self.bounds.update(dict.fromkeys(float(v) for v in usual if len(self.bounds) < COMPARED))
+            usual = (v for v in numbers if isinstance(v, (int, float)) and LARGE_WEIGHT < abs(v) < HUGE_WEIGHT)
+            self.bounds.update(dict.fromkeys(float(v) for v in usual if len(self.bounds) < MOST_CONSTANTS))
 
     def _compare(self, args: Any) -> None:
         value = args[1]
         if isinstance(value, Tensor):
             value = value.item() if value.numel() == 1 else None
-        if isinstance(value, (int, float)) and len(self.compared) < COMPARED and math.isfinite(value):
+        if isinstance(value, (int, float)) and len(self.compared) < MOST_CONSTANTS and math.isfinite(value):
             self.compared[float(value)] = None
 
 

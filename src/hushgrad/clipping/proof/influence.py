@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import CLOCKS, FEW, KEPT
 from hushgrad.clipping.proof.changed_examples import KINDS, Named, changes, constant, halved, short, turned
 from hushgrad.clipping.proof.seal_runs import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.runs import same
+from hushgrad.clipping.thresholds import LATER_PASSES, SEAL_EXAMPLES, SEAL_UNCHANGED
 
 __all__ = ["influence", "swayed"]
 
@@ -53,10 +53,10 @@ def _crowded(stage: Sealing, structure: Structure, outputs: list[Tensor], inputs
     cut = B // 2 - (B % 4 == 0)  # odd if possible, to detect models that accept only even numbers
     order = lot.sample(range(B), B)
     first, second = order[:cut], order[cut:]
-    if B <= 2 * FEW:
+    if B <= 2 * SEAL_EXAMPLES:
         if not all(_is_kept(stage, structure, outputs, inputs, B, part) for part in (first, second)):
             return "the output of one changes when another is left out"
-        first, second = order[:FEW], []
+        first, second = order[:SEAL_EXAMPLES], []
     copies = [*first, *[lot.choice(second or order)] * structure.most]  # exceeds any smaller capacity, also of equal examples
     if not _is_kept(stage, structure, outputs, inputs, B, lot.sample(copies, len(copies))):
         return "the output of one changes when it is among copies of another"
@@ -87,7 +87,7 @@ def _by_kinds(
     them.
     """
     reading, among = structure.reading, part or range(B)
-    few = lot.sample(among, min(len(among), FEW))
+    few = lot.sample(among, min(len(among), SEAL_EXAMPLES))
     become = dict.fromkeys(range(len(few)), turned)
     alone = reading.changed(part_of(reading, inputs, few, B), become, len(few), by_row=True)
     before = tried(stage, alone)
@@ -134,8 +134,8 @@ def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
 
     ``brief``: only ordinary and large replacements.
     """
-    n = min(B, FEW)
-    others = sorted(lot.sample(range(n), max(n // 2, n - KEPT)))
+    n = min(B, SEAL_EXAMPLES)
+    others = sorted(lot.sample(range(n), max(n // 2, n - SEAL_UNCHANGED)))
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
     shorter = structure.reading.changed(few, {i: short for i in range(n) if i not in others}, n)  # so that others are longer
     groups = changes()
@@ -218,7 +218,7 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
     """Whether what a pass leaves behind, as far as the next pass shows it, depends on the data."""
     if stage.keeps_nothing():
         return None
-    n = min(B, FEW)
+    n = min(B, SEAL_EXAMPLES)
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
     every, before = torch.arange(n), outputs_of(stage, few, after=few)
     changed = (structure.reading.changed(few, dict.fromkeys(range(n), change), n) for change in KINDS)
@@ -231,7 +231,7 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
 
 
 def _by_time(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
-    for passes in CLOCKS:
+    for passes in LATER_PASSES:
         with stage.later(passes) as keeps_time:
             problem = keeps_time and (swayed(stage, structure, inputs, B, lot) or _by_memory(stage, structure, inputs, B, lot))
         if problem:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hushgrad._precision import widest
-from hushgrad.clipping.costs import TAME
 from hushgrad.clipping.proof.inputs import mapped, tensors_in
+from hushgrad.clipping.thresholds import OUTLIER
 
 __all__ = ["copied", "finite", "floats", "jittered", "shuffled", "tamed"]
 
@@ -50,7 +50,7 @@ def tamed(inputs: Any) -> Any | None:
         t = t.detach()
         size = t.abs().nan_to_num(0.0, 0.0, 0.0)
         usual = widest(size[size > 0]).median() if bool((size > 0).any()) else torch.ones((), dtype=torch.float64)
-        limit = float(min(max(TAME * float(usual), 1.0), 1e4))
+        limit = float(min(max(OUTLIER * float(usual), 1.0), 1e4))
         wild.append(bool((size > limit).any()) or not bool(t.isfinite().all()))
         return t.nan_to_num(0.0, limit, -limit).clamp(-limit, limit)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hushgrad.clipping.costs import READINGS
 from hushgrad.clipping.layout import Kind, Layout
+from hushgrad.clipping.thresholds import MOST_READINGS
 
 __all__ = ["Change", "Reading", "data_of", "examples_of", "inside", "leaves", "mapped", "readings", "tensors_in"]
 
@@ -126,7 +126,7 @@ def readings(inputs: Packed, examples: int) -> Iterator[Reading]:
     """A few hypotheses, the likely ones first."""
     tensors = leaves(inputs)
     options = [_options(t, examples) for t in tensors]
-    yield from islice(_in_order(tensors, options, examples), READINGS)
+    yield from islice(_in_order(tensors, options, examples), MOST_READINGS)
 
 
 def _in_order(tensors: list[Any], options: list[list[Any]], examples: int) -> Iterator[Reading]:

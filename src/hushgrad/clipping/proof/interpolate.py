@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hushgrad.clipping.costs import LENGTHS
 from hushgrad.clipping.proof.call_trace import joined
 from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
+from hushgrad.clipping.thresholds import PROVED_LENGTHS
 
 __all__ = ["interpolated"]
 
@@ -25,7 +25,7 @@ def interpolated(proved: Sequence[Structure], tensors: list[Any], examples: int)
     first = proved[0]
     sizes = sizes_of(tensors, first.reading, examples)
     alike = [s for s in proved if s.same_as(first) and s.order == first.order and s.reading.layouts_alike(first.reading)]
-    if sizes is None or len({s.sizes for s in alike}) < LENGTHS or examples > first.most:
+    if sizes is None or len({s.sizes for s in alike}) < PROVED_LENGTHS or examples > first.most:
         return None
     wanted = _flat(sizes)
     known = [_flat(s.sizes) for s in alike]

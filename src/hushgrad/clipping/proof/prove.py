@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from hushgrad.clipping.costs import MUCH, crowd
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.batch_outputs import batch_outputs
 from hushgrad.clipping.proof.call_trace import KnownTraces
@@ -29,6 +28,7 @@ from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, St
 from hushgrad.clipping.proof.survey import Stage, rows_of, run_some, surveyed
 from hushgrad.clipping.proof.survey_notes import CallNotes, SurveyNotes, not_again, notes_of
 from hushgrad.clipping.site import Site
+from hushgrad.clipping.thresholds import MUCH_LARGER, crowd
 from hushgrad.errors import CaptureError
 
 __all__ = ["prove"]
@@ -52,7 +52,7 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     survey = surveyed(whole, layouts, examples)
     beside, fixed = batch_outputs(stage, reading, inputs, survey, layouts), is_fixed(survey.graph)
     first = notes_of(stage, survey, layouts, partial(stage.run, inputs, examples))
-    stage.kept = whole if examples >= MUCH * few and first.is_plain and stage.keeps_nothing() else None
+    stage.kept = whole if examples >= MUCH_LARGER * few and first.is_plain and stage.keeps_nothing() else None
     del whole, survey
     again = partial(run_some, stage, reading, inputs, which, examples)
     some = some or again()

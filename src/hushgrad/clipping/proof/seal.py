@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.costs import FEW, LOUD, WILD, seal_of
 from hushgrad.clipping.mass import sq_norm
 from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
 from hushgrad.clipping.proof.influence import influence
@@ -23,6 +22,7 @@ from hushgrad.clipping.proof.seal_runs import Sealing, part_of
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import Run, exits_of
 from hushgrad.clipping.proof.tags import Exit, cotangents
+from hushgrad.clipping.thresholds import HUGE_LOSS, OWN_HUGE_LOSS, SEAL_EXAMPLES, seal_of
 from hushgrad.errors import CaptureError
 
 __all__ = ["Broken", "broken"]
@@ -173,13 +173,13 @@ def _by_wild_cotangents(
     """
     if len(sane) < 2:
         return None
-    chosen = lot.sample([k for k in sane if k != i], min(len(sane), FEW) - 1)
+    chosen = lot.sample([k for k in sane if k != i], min(len(sane), SEAL_EXAMPLES) - 1)
     keep = lot.randrange(len(chosen) + 1)
     chosen = [*chosen[:keep], i, *chosen[keep:]]
     n, which = len(chosen), torch.tensor(chosen)
     part = part_of(structure.reading, inputs, chosen, B)
-    own = 1.0 if torch.float16 in {*stage.precisions(), *(u.dtype for u in us)} else LOUD
-    for factors in ((0.0, WILD, math.nan), (WILD,)):
+    own = 1.0 if torch.float16 in {*stage.precisions(), *(u.dtype for u in us)} else OWN_HUGE_LOSS
+    for factors in ((0.0, HUGE_LOSS, math.nan), (HUGE_LOSS,)):
         run = stage.run(part, n, structure)
         exits = exits_of(run, structure.exits)
         some = [e.layout.only(u, which, B) for u, e in zip(us, exits, strict=True)]

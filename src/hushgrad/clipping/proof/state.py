@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import global_hooks
-from hushgrad.clipping.costs import SCHEDULE
 from hushgrad.clipping.proof.call_trace import PLAIN, Key, Wired, forward_of, values_of
 from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
+from hushgrad.clipping.thresholds import SCHEDULE_VALUES
 
 __all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of", "attributes_restored"]
 
@@ -81,7 +81,7 @@ class Attributes(Key):
             if type(d.get(name)) in (int, float):
                 seen = self._values.setdefault((id(d), name), set())
                 seen.add(d[name])
-                if len(seen) >= SCHEDULE:
+                if len(seen) >= SCHEDULE_VALUES:
                     self._clocks.add((id(d), name))
         if len(self._clocks) > before:
             self._list()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from hushgrad.clipping.costs import LENGTHS
 from hushgrad.clipping.layout import FIRST, Kind, Layout
 from hushgrad.clipping.proof.call_trace import CallTrace, KnownTraces, joined
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.row_moves import Move
 from hushgrad.clipping.proof.variable_lengths import Way
+from hushgrad.clipping.thresholds import PROVED_LENGTHS
 
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call, Site
@@ -241,7 +241,7 @@ class Known:
             for s in proved if n != 1 else ():
                 if s.fits(tensors, n):
                     found.append(s)
-            answer.append((n, found if found or n == 1 or len(proved) < LENGTHS else self._concluded(key, tensors, n)))
+            answer.append((n, found if found or n == 1 or len(proved) < PROVED_LENGTHS else self._concluded(key, tensors, n)))
         plain = {*map(type, tensors)} == _TENSORS
         self.asked, self.answer = (key, expected, [*map(_shape, tensors)]) if plain else None, answer
         return answer

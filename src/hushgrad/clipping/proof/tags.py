@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import Node, input_shape
-from hushgrad.clipping.costs import FAR
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.digits import Digits, Grads, Owners, powers
 from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
+from hushgrad.clipping.thresholds import HUGE_LOSS_EXPONENT
 
 __all__ = ["Exit", "cotangents", "tagged"]
 
@@ -112,7 +112,7 @@ def _told(
         del again
         step *= base
     if near is not None:
-        far = 2.0 ** (8 if base == 4 else FAR)
+        far = 2.0 ** (8 if base == 4 else HUGE_LOSS_EXPONENT)
         again = pull(edges, nodes, [u * _along(torch.where(near, 1.0, far), e, u) for u, e in zip(us, exits, strict=True)])
         at_edges.spare(again[0], near)
         for n, digits in at_nodes.items():

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from hushgrad.clipping.costs import FEW
 from hushgrad.clipping.isolation_check import culprit
 from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.clipping.proof.call_trace import after_all
@@ -28,6 +27,7 @@ from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.variable_lengths import Opening, lengthened, openings, tells_lengths
+from hushgrad.clipping.thresholds import SEAL_EXAMPLES
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
 __all__ = ["Trials"]
@@ -170,7 +170,7 @@ class Trials(ProofPasses):
         """If other data of the same size move rows elsewhere, by whatever operation, tags find the owners in every pass."""
         if structure.moves is None:
             return structure
-        n = min(B, FEW)
+        n = min(B, SEAL_EXAMPLES)
         some = structure.reading.only(inputs, torch.tensor(self._lot.sample(range(B), n)), B)
         other = structure.reading.all_changed(some, shuffled)
         try:
