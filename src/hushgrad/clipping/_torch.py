@@ -56,17 +56,17 @@ __all__ = [
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_by_hand: list[Any] = []  # nodes that are called so, now
+_by_hand: list[Any] = []  # nodes that are being called by hand
 Holder = tuple[dict[str, nn.Parameter | None], str]
-Node = Any  # torch.autograd.graph.Node; custom functions' nodes are no instances of it
+Node = Any  # torch.autograd.graph.Node; custom functions' nodes are not instances of it
 
-# The number of the backward pass that is running in this thread, -1 outside of one.
+# The number of the backward pass running in this thread; -1 outside of one.
 backward_task: Callable[[], int] = torch._C._current_graph_task_id
 
-# How many nodes of graphs were made in this thread so far: the difference over a forward is a cheap fingerprint of what it did.
+# How many graph nodes this thread has created: the difference over a forward is a cheap fingerprint of it.
 nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
-# Inside, whoever watches which functions are called sees nothing: hooks of ours look at a dozen attributes of each output.
+# Inside, function modes see nothing: our hooks read a dozen attributes of each output.
 unwatched: Callable[[], Any] = torch._C.DisableTorchFunction
 
 # What torch.autograd.graph.saved_tensors_hooks does; a pass begins in one hook and ends in another.
@@ -162,7 +162,7 @@ def is_transformed() -> bool:
 
 
 is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on whatever device
-is_compiling: Callable[[], bool] = torch.compiler.is_compiling  # the compiler follows this line, and notes what it does
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling  # the compiler traces this line and evaluates it
 is_tracing: Callable[[], bool] = torch._C._is_tracing  # inside of ``torch.jit.trace``
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 
@@ -179,7 +179,7 @@ def refuse_tracing() -> NoReturn:
     )
 
 
-# Rooms whose functions run inside of a step, and what these call.
+# Packages whose functions run inside a step.
 _OURS = (
     "clipping",
     "denoise",
@@ -216,7 +216,7 @@ def _leave_alone() -> None:
     rules = import_module("torch._dynamo.trace_rules")
     for room in _OURS:
         rules.add(f"hushgrad.{room}")
-    # Compiled backward passes would give away what they hold at their first call; a proof asks the same graph several times.
+    # Compiled backward passes free their tensors at the first call; a proof uses the same graph several times.
     config: Any = import_module("torch._functorch.config")
     config.donated_buffer = False
 

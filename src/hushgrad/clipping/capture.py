@@ -80,12 +80,12 @@ class Capture(Declarations, ProofInterface):
         self.model = _check.instance(nn.Module, model=model)
         self.loss_reduction = _check.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         self.unused = _check.one_of(("raise", "zero"), unused=unused)
-        # Asked when sums are made: public factors of every coordinate, taken in before gradients are clipped.
+        # Called when sums are formed: public factors for every coordinate, applied before clipping.
         self.scales: Callable[[], Mapping[str, Tensor] | None] | None = None
-        self.not_isolated: str | None = None  # why this model may not be trained privately, if a proof has shown it
-        self.late = False  # one that was repeated, of passes like those whose gradients counted
+        self.not_isolated: str | None = None  # why this model cannot be trained privately, if a proof has shown that
+        self.late = False  # whether a repeated proof showed it, for passes whose gradients had counted
         self.first_size: tuple[Any, ...] | None = None  # of one example in each input, in the first pass
-        self.resized = False  # it was another one in some other
+        self.resized = False  # whether another pass had another one
         self._held = held or ParameterPlacement()
         self._certificate = certificate
         self._copies = _check.positive_int(copies=copies)  # of each example; their mean is clipped
@@ -102,12 +102,12 @@ class Capture(Declarations, ProofInterface):
         self._params: dict[str, nn.Parameter] = {}
         self._names: dict[int, str] = {}  # of the parameters, by identity
         self._bare: dict[str, Site] = {}  # parameters that are read at the frontier
-        self._covered: frozenset[str] = frozenset()  # parameters that a site has
+        self._covered: frozenset[str] = frozenset()  # parameters that belong to a site
         self._usual_calls = 0
         self._frozen: list[tuple[str, nn.Parameter]] = []
         self._likes: Mapping[str, Tensor | Form] = {}
         self._reduced: Added = self._added
-        self._grouped: tuple[Clipper | None, bool] = (None, False)  # the last clipper, and whether it clips groups apart
+        self._grouped: tuple[Clipper | None, bool] = (None, False)  # the last clipper, and whether it clips groups separately
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
         self._scattered: frozenset[str] = frozenset()
         self._by_rows: frozenset[str] = frozenset()
@@ -143,7 +143,7 @@ class Capture(Declarations, ProofInterface):
         if self._certificate is not None:
             width = max(p.shape[0] + p.numel() // p.shape[0] if p.numel() else 1 for p in self._params.values() if p.dim())
             self._certificate = self._certificate._replace(width=width)
-            self._certificate.cap(1)  # a batch for which there is none is refused now
+            self._certificate.cap(1)  # raises now if there is none for such a batch
             self._dtypes = dict.fromkeys(self._dtypes, torch.float64)
         self._covered = frozenset(name for s in self._sites for name in s.full.values())
         self._usual_calls = len(self._sites) + len(self._params.keys() - self._covered)
@@ -173,7 +173,7 @@ class Capture(Declarations, ProofInterface):
         batch = tape.batch()
         if tape.deaf or grad is None or not batch.examples:
             return
-        if batch.examples == 1 and self.whole:  # it is that example's own
+        if batch.examples == 1 and self.whole:  # it belongs to that example
             self.bare_call(name).take(0, grad.unsqueeze(0))
         elif name in batch.bare:
             batch.bare[name].require_all(0, grad)

@@ -25,7 +25,7 @@ __all__ = ["KAPPA", "Certificate"]
 
 KAPPA = 1e-4
 _U = 2.0**-53
-_DEEP, _AT_ONCE = 256, 4096  # terms that a kernel, and torch, add before they add to the sum: DEEP of _wide_of.h, and sums.py
+_DEEP, _AT_ONCE = 256, 4096  # terms that a kernel, and torch, add up before adding to the sum: DEEP of _wide_of.h, and sums.py
 _RELATIVE = 1 + 2.0**-20  # for the norm's own rounding, the quotient's and the product's
 _OF_MASS = (
     2.0**-36
@@ -43,8 +43,8 @@ class Certificate(NamedTuple):
     capacity: int
     here: int
     width: int = 0
-    usual: int | None = None  # examples of a step, a public number that formulas are chosen by; None: all that may be here
-    above: bool = True  # False: the norms as they were computed, not bounds of them; nothing of that may be released
+    usual: int | None = None  # a public number of examples by which formulas are chosen; None: all that may be here
+    above: bool = True  # False: use the computed norms, not upper bounds; the result must not be released
 
     def cap(self, parts: int) -> float:
         """M for units of so many parts: the usual cap, or the one that keeps kappa below 1e-4."""

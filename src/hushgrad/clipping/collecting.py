@@ -50,15 +50,15 @@ class Batch:
         self.examples = -1 if examples is None else examples
         self.announced = examples is not None
         self.units, self.probe, self.coefficient = units, probe, coefficient
-        self.padding = 0  # examples at the end that do not count
+        self.padding = 0  # how many examples at the end are padding
         self.calls: list[Call] = []
         self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
-        self.watched: list[Callable[[], None]] = []  # what lets go of what the hooks there know
-        self.largest = 0.0  # norm of what was read at a frontier
-        self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows
+        self.watched: list[Callable[[], None]] = []  # release what the frontier hooks hold
+        self.largest = 0.0  # norm of what was read at a frontier, at most
+        self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows and no gradient
         self.structure: Structure | None = None  # of its last pass
         self.tasks: set[int] = set()  # the backward passes that reached it
-        self.summed: set[bool] = set()  # whether what came back was of a sum, whatever the reduction of the run's losses is
+        self.summed: set[bool] = set()  # whether its gradients were those of a sum, whatever the run's reduction
 
     def factor(self, *, mean: bool) -> float:
         """What gradients are multiplied by to undo the division of a ``mean`` by the number of examples."""
@@ -79,13 +79,13 @@ class Batches:
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True, dtype=torch.float32)
         self.silent = 0
-        self.deaf = False  # gradients that come back are a proof's own
+        self.deaf = False  # gradients that come back belong to a proof
         self.rounded = False  # gradients or inputs came in half precision
-        self.summing = False  # gradients that come back are of a sum
-        self.vouched = False  # somebody answers for calls that no proof has seen
-        self.most: int | None = None  # examples of a step, where a public number is needed
-        self.calls: list[Call] | None = None  # of the pass through the model that is running
-        self.dim: int | Callable[[], int | None] | None = 0  # of the examples in the inputs, where nobody counts them
+        self.summing = False  # gradients that come back are those of a sum
+        self.vouched = False  # the user vouches for calls that no proof has seen
+        self.most: int | None = None  # a public number of examples of a step, if one is needed
+        self.calls: list[Call] | None = None  # of the running pass through the model
+        self.dim: int | Callable[[], int | None] | None = 0  # of the examples in the inputs, if they are not announced
         self.before_batch: Callable[[], None] | None = None
         self.batches: list[Batch] = []
         self.clear()
@@ -93,7 +93,7 @@ class Batches:
     def clear(self, *, announced: bool = True) -> None:
         """Forget all passes and, unless ``announced`` is False, what was announced about the next one."""
         for batch in self.batches:
-            batch.calls = []  # a call knows its batch: a circle that would keep both, and the norms, until the garbage collector comes
+            batch.calls = []  # calls refer to their batch: break the cycle, which would keep the norms alive until collected
             if batch.watched:
                 batch.unwatch()
         self.batches = []
@@ -103,8 +103,8 @@ class Batches:
             return
         self.failure: str | None = None
         self.sizes: set[tuple[Any, ...]] = set()  # of an example in each input, of passes over the batch
-        self.aside: str | None = None  # why a pass is none over the batch: an evaluation
-        self.leaks: set[str] = set()  # parameters whose gradient went past the capture
+        self.aside: str | None = None  # why a pass is not part of the batch: an evaluation
+        self.leaks: set[str] = set()  # parameters whose gradient bypassed the capture
         self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
         self._probe: int | None = None
         self._probes, self._coefficient = 0, 1.0
@@ -145,7 +145,7 @@ class Batches:
         """The batch of a pass over this many examples: the open one, whose backward is still to come, or a new one."""
         batch, task = self.current, backward_task()
         if batch is not None and not self._fresh:
-            # One that no backward has used, of another number of examples, was an evaluation with gradients enabled.
+            # An open batch without backward and with another number of examples was an evaluation with gradients enabled.
             is_open = task in batch.tasks if batch.tasks else batch.announced or examples == batch.examples
             if is_open:
                 return batch
@@ -162,7 +162,7 @@ class Batches:
             batch.tasks.add(task)
         self.current, self._fresh = batch, False
         for before in self.batches:
-            if before.watched and not before.calls:  # no gradient came back: one that still does is refused
+            if before.watched and not before.calls:  # no gradient came back: a later one is refused
                 before.unwatch()
         self.batches = [*(b for b in self.batches if b.calls), batch] if self.batches else [batch]
         return batch
@@ -217,7 +217,7 @@ class Collecting(Grouping):
         """
         before = torch.is_grad_enabled()
         try:
-            set_grad(False)  # inside: an interrupt that comes as it returns must not leave it so
+            set_grad(False)  # inside the try: an interrupt must not leave it off
             sums = self._sums(out or {})
             parts = self._reduced(clipper, sums, scale)
             if len(parts) == 1 and self._folded is None and parts[0].counted is None:

@@ -34,11 +34,11 @@ from hushgrad.events import Relation
 
 __all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "raised", "summed_on_device"]
 
-FILLED = -1.0  # in place of the norm where a batch of fixed shape is filled up
+FILLED = -1.0  # the norm of padding in a batch of fixed shape
 
-_LEAST = 2.0**-126  # as in base.usable, whose result this has
-_ROUNDED = 2.0**-20  # of a mass squared: what sums of its parts may lose in single precision
-_TOGETHER = 1 << 28  # floats of gradients that are laid side by side at the most (1 GB in single precision)
+_LEAST = 2.0**-126  # as in clipper.usable
+_ROUNDED = 2.0**-20  # of a squared mass: what its sum may lose in single precision
+_TOGETHER = 1 << 28  # floats of gradients that are concatenated at most (1 GB in single precision)
 
 
 class Part(NamedTuple):
@@ -71,7 +71,7 @@ def held_back(weights: Tensor, masses: Sequence[Mass], factor: float, clipper: C
     if not masses:
         return weights
     total = added([mass.rows.square() for mass in masses]) if len(masses) > 1 else masses[0].rows.square()
-    # The cap of one part: one that depended on how many parts the others have would make an example's weight depend on the others.
+    # The cap for one part: a cap by the largest number of parts would make an example's weight depend on the others.
     bound = total.rsqrt_().mul_((cap(1) - 1) / abs(factor)).mul_(clipper.sensitivity(Relation.ADD_REMOVE))
     return torch.minimum(weights, bound if weights.dim() == 1 else bound.unsqueeze(1)).nan_to_num_(0.0)
 
@@ -79,7 +79,7 @@ def held_back(weights: Tensor, masses: Sequence[Mass], factor: float, clipper: C
 class _Layers(NamedTuple):
     """The calls of a batch, by how they are measured."""
 
-    kept: list[tuple[str, Tensor]]  # gradients that were made, by full name
+    kept: list[tuple[str, Tensor]]  # gradients that exist, by full name
     outer: list[tuple[Call, Tensor, Tensor]]  # x and g of layers with one position
     others: list[Call]
 

@@ -25,7 +25,7 @@ def fingerprint(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     local = value.detach()
-    if hasattr(local, "__tensor_flatten__"):  # a wrapper of other tensors (quantised weights) has no bits of its own, they have
+    if hasattr(local, "__tensor_flatten__"):  # a wrapper of other tensors (quantised weights): use those
         return (
             type(local).__name__,
             tuple(value.shape),

@@ -53,7 +53,7 @@ def take(call: Call, output: int, share: Tensor | Routed, gross: float = 0.0) ->
         share = share.dense
     _form_shares(call)
     own: Tensor = call.site.ready((share.detach(),))[0]
-    if call.shapes:  # of a view, the gradient of what it is a view of was read
+    if call.shapes:  # for a view, the gradient of its base was read
         own = own.reshape(len(own), *call.shapes[output])
     call.batch.largest = max(call.batch.largest, float(own.norm()), gross)
     grads: list[Tensor | None] = [None] * max(len(call.shapes), output + 1)
@@ -95,7 +95,7 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
     structure = call.batch.structure
     dtypes = {g.dtype} | (structure.precisions if structure is not None else set())  # float32 inside a float64 model
     if call.record is not None and isinstance(call.rule, Experts):
-        if bool(10 * call.record.args[0].missing(total) <= seal_of(dtypes) * scale):  # what probes see may be a tenth of it
+        if bool(10 * call.record.args[0].missing(total) <= seal_of(dtypes) * scale):  # probes may underestimate it tenfold
             return
         _form_shares(call)
     shares = None if call.record is None or output >= len(call.record.grads) else call.record.grads[output]
@@ -105,7 +105,7 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
         CANCELLATION * max(torch.finfo(dtype).eps for dtype in dtypes) * call.batch.largest
     )  # all there is, of a gradient of 0
     if shares is not None and bool(missing > seal_of(dtypes) * scale + rounding):
-        scale = shares.abs().sum(0).norm()  # larger, where shares cancel
+        scale = shares.abs().sum(0).norm()  # larger if shares cancel
     if bool(missing > seal_of(dtypes) * scale + rounding):
         call.site.tape.fail(
             f"A gradient came back to {call.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "

@@ -105,13 +105,13 @@ class Grouping:
                 "keeps a unit's examples together."
             )
         uses, padding = [], int(any(batch.padding for batch in batches))
-        if padding:  # all of it is one unit more, the last
+        if padding:  # all padding is one more unit, the last
             own = zip(index.split([len(units) for units in counted]), batches, strict=True)
             index = torch.cat([t for units, b in own for t in (units, units.new_full((b.padding,), len(ids)))])
         index = index.to(next(iter(self._params.values())).device, non_blocking=True)
         for batch, units in zip(batches, index.split([batch.examples for batch in batches]), strict=True):
             uses += self._uses(batch, units)
-        if self._fixed is not None:  # units without examples, and the one of what fills up
+        if self._fixed is not None:  # units without examples, and that of the padding
             return Group(self._fixed + 1, uses, self._fixed + 1 - len(ids), fixed=True)
         return Group(len(ids) + padding, uses, padding)
 
@@ -144,7 +144,7 @@ class Grouping:
             return ClippedSum(raw_sums, empty, clipper.weights(empty), 0)
         norms, weights = torch.cat([p.norms for p in parts]), torch.cat([p.weights for p in parts])
         rejected, taken = joined([p.rejected for p in parts]), sum(p.taken for p in parts)
-        # Micro-batches of fixed shape are cut so that what is filled up comes last.
+        # Micro-batches of fixed shape are cut so that padding comes last.
         return ClippedSum(raw_sums, norms[:taken], weights[:taken], rejected, None if parts[0].counted is None else norms)
 
     def _reconcile(self) -> None:

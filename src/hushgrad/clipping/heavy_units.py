@@ -76,7 +76,7 @@ def form(
         G = _gradient(group, unit, wide=certificate is not None)
         squares = {name: sq_norm(value.unsqueeze(0)) for name, value in G.items()}
         if certificate is not None:
-            # As it would be for a light unit: one at the border, which other data may make light, must not get another weight.
+            # As for a light unit: one at the boundary, which other data may make light, must get the same weight.
             mine = {name: Mass(mass.rows[unit : unit + 1], mass.parts) for name, mass in masses.items()}
             squares = {name: certificate.upper(name, square, mine) for name, square in squares.items()}
         whole = added(list(squares.values()))
@@ -87,7 +87,7 @@ def form(
         made.weights.append(weights)
         for name, value in G.items():
             by = float(weights if columns is None else weights[columns[name]])
-            if by:  # 0 times infinity is no number
+            if by:  # 0 * inf is NaN
                 held = made.sums.get(name)
                 made.sums[name] = value * by if held is None else held.add_(value, alpha=by)
     return made

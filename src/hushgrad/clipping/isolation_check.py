@@ -24,8 +24,8 @@ from hushgrad.errors import ArgumentError, NotIsolated
 
 __all__ = ["culprit", "isolation", "isolation_at_first_call"]
 
-# Which example stays as it is while all others change, and by what factor. Who comes first may be the one whom nobody moves, and
-# places that are taken in turn (a capacity) run out where all others are like one of the last (None).
+# Which example stays while all others change, and by what factor. The first one may be immune, so the last is tried, too; and a capacity
+# that is filled in order overflows if all others equal one of the last (None).
 _TRIED = ((0, 1.0), (0, 10.0), (0, -10.0), (-1, 1.0), (-1, 10.0), (-1, -10.0), (-1, None), (-2, None), (-3, None), (-5, None))
 _UNCALLABLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
 
@@ -82,7 +82,7 @@ def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | No
     """A sentence, with the remedy, about the module that lets examples influence each other; None if no single module does."""
     with _as_it_was(model):
         first = _examples((args, kwargs), 0)
-        for dim in (0,) if first == examples else (0, 1):  # else a width of as many as there are examples is taken for them
+        for dim in (0,) if first == examples else (0, 1):  # otherwise a width equal to the batch size would be read as examples
             try:
                 found = _culprit(model, args, kwargs, Batch(examples, dim))
             except _UNCALLABLE:  # it cannot be called once more
@@ -153,7 +153,7 @@ def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch, owners: Ma
 def _keeps_its_order(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
     try:
         return all(same(a, b) for a, b in run_turned(module, args, kwargs, batch))
-    except _UNCALLABLE:  # it takes them in one order only, as sequences that are sorted by their length
+    except _UNCALLABLE:  # it accepts one order only, such as sequences sorted by length
         return True
 
 
@@ -212,7 +212,7 @@ def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: Batch) -> tuple[st
         try:
             rows = batch.of((its_args, its_kwargs)) and _returns_rows(module, its_args, its_kwargs, batch)
             detail = _finding(module, its_args, its_kwargs, batch, {}) if rows else None
-        except _UNCALLABLE:  # this one by itself; the next may be to blame
+        except _UNCALLABLE:  # not callable alone; a later module may be to blame
             continue
         if detail is not None:
             return path, module, detail

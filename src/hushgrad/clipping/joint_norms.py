@@ -206,7 +206,7 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
     params = {name: parts[0][0].call.site.param(parts[0][1]) for name, parts in shared.items()}
     step = max(1, _CHUNK // sum(p.numel() for p in params.values()))
     made: dict[str, list[_Units]] = {name: [] for name in shared}
-    for start in range(0, max(1, group.size), step):  # also for no unit: a process's part of a batch may be empty
+    for start in range(0, max(1, group.size), step):  # also without units: a process's part of a batch may be empty
         some = {name: _Units(p, min(step, group.size - start)) for name, p in params.items()}
         for use in uses:
             _add_part(use, some, start, wide=wide, whole=step >= group.size)
@@ -216,7 +216,7 @@ def _by_sums(group: Group, shared: Shared, rows: dict[str, Tensor], masses: dict
     for name, blocks in made.items():
         rows[name] = torch.cat([units.sq_norms for units in blocks])
         counted = [units.parts for units in blocks if len(units.parts) and units.parts.is_cpu]
-        parts = max((int(found.max()) for found in counted), default=1)  # of a device nobody asks how many
+        parts = max((int(found.max()) for found in counted), default=1)  # on a device counting would mean waiting
         masses[name] = Mass(torch.cat([units.masses for units in blocks]), parts)
 
 
@@ -254,7 +254,7 @@ def _add_part(use: Use, some: dict[str, _Units], start: int, *, wide: bool, whol
     record, rule, examples = use.call.record, use.call.rule, use.call.examples
     assert record is not None
     if wide or type(rule).add_weighted is not Rule.add_weighted:
-        use.call.measure()  # it may add gradients part by part; else they are formed, and their masses are their norms
+        use.call.measure()  # sets the masses if gradients are added part by part; otherwise masses equal norms
     first = next(iter(some.values()))
     index: Any
     units = use.units

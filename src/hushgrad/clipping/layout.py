@@ -24,7 +24,7 @@ from torch import Tensor
 
 __all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "gathered", "has", "layouts_of", "padded", "stored"]
 
-# In a tensor of owners: no gradient; several examples; a number that is not finite, which says nothing of its owner.
+# Special values in a tensor of owners: no gradient; several examples; a non-finite number, whose owner is unknown.
 NOBODY, MIXED, LOST = -1, -2, -3
 
 

@@ -19,10 +19,10 @@ from hushgrad.clipping import _fused
 
 __all__ = ["WILD", "Mass", "cap", "gram", "outer_mass", "sq_norm"]
 
-# ‖x‖² or ‖g‖² of a row beyond which its products are formed alone: elsewhere w g may be so small that single precision has no bits for it.
+# Beyond this ‖x‖² or ‖g‖² a row's products are formed separately: w g may be too small for single precision.
 WILD = 2.0**160
 _LEAST_CAP = 64.0
-_CHUNK = 1 << 22  # doubles that are made at a time where a tensor must be widened by torch
+_CHUNK = 1 << 22  # doubles at a time when torch widens a tensor
 
 
 class Mass(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hushgrad.clipping.site import Site
     from hushgrad.clipping.sums import Form, Sum
 
-    Added = Callable[[Clipper, dict[str, Sum], float], list[Part]]  # what the passes since the last collect give, and where to
+    Added = Callable[[Clipper, dict[str, Sum], float], list[Part]]  # adds the passes since the last collect to sums
 
 __all__ = ["ParameterPlacement"]
 
@@ -21,7 +21,7 @@ __all__ = ["ParameterPlacement"]
 class ParameterPlacement:
     """All parameters are whole and in this process. Placements over several processes override these methods."""
 
-    whole = True  # one process may run the model alone, and autograd finds the parameters themselves
+    whole = True  # one process can run the model alone, and autograd sees the parameters themselves
 
     def site(self, model: nn.Module, site: Site) -> Site:
         """``site`` with hooks that find its parameters when they are needed."""

@@ -36,7 +36,7 @@ class Passes:
         self.model, self._capture, self._tape, self._seal = capture.model, capture, capture._tape, seal
         self._whole = capture.whole  # this process may run the model alone
         self._attributes = Attributes(self.model)
-        self._lot = Random(0)  # of its own: a proof takes nobody's numbers, and a run can be repeated
+        self._lot = Random(0)  # its own generator: a proof draws from no other, and a run can be repeated
         self.known = Known()
         self._trials = Trials(capture, self._attributes, self._lot, self.known, seal=seal)
         self._reader = Reader(capture, self.deaf, self._lot)
@@ -44,8 +44,8 @@ class Passes:
         # A plain structure, examples, and the shapes of its calls.
         self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
         self._size: tuple[Any, ...] | None = None  # of one example in each input, in the last pass
-        self._tries = 0  # proofs that were repeated for what had no gradient
-        self.announces = False  # somebody says how many examples each training pass has
+        self._tries = 0  # proofs repeated because a layer had no gradient
+        self.announces = False  # whether the number of examples is announced for each training pass
 
     @property
     def proving(self) -> bool:
@@ -106,7 +106,7 @@ class Passes:
         if structure is faint:
             return structure
         self._attributes.proved()
-        return self.known.add(self._key_of(inputs), structure, of_one=B == 1)  # what counts passes was found out by the proof
+        return self.known.add(self._key_of(inputs), structure, of_one=B == 1)  # computed now: the proof has found the clocks
 
     @contextmanager
     def _kept(self, *, for_good: bool, again: bool) -> Iterator[None]:
@@ -137,7 +137,7 @@ class Passes:
             return numbers[0]
         return next((B for B in numbers if self._trials.may_be_read(inputs, B)), numbers[0])
 
-    # Behind it -----------------------------------------------------------------------------------------------------------
+    # After the forward ---------------------------------------------------------------------------------------------------
 
     @eagerly
     def _tried(self, here: Pass, made: int, output: Any) -> None:
@@ -172,7 +172,7 @@ class Passes:
         if any(self._read(here, s, run) for s in here.candidates):
             return
         if (not here.fresh or self._trials.lifts) and self._whole:
-            self._trials.lifts = False  # a model may look at what its parameters are
+            self._trials.lifts = False  # the model may depend on its parameters' values
             with self._trials.drawing(here.draws), self._attributes.at(here.times or []):  # as the pass began
                 structure = self._proved(here.inputs, here.examples)
             here.key = self._key_of(here.inputs)

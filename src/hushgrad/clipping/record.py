@@ -21,11 +21,11 @@ from hushgrad.clipping.mass import Mass
 
 __all__ = ["Form", "Pieces", "Record", "Sum", "clipped", "flattened", "versions_of", "weighted_rows"]
 
-# Floats of w g that are made at a time (16 MB in single precision); more would be a peak of memory, much less many passes over the sum.
+# Floats of w g that exist at a time (16 MB in single precision): a compromise between peak memory and passes over the sum.
 _WEIGHTED_AT_ONCE = 1 << 22
-_LEAST = 2.0**-126  # weights below it are 0: in single precision they would have few bits, and could be too large by half
-_BALL = Flat.weights  # all that the C library knows
-_ROWS_AT_ONCE = 4096  # terms of a product in double precision, so that few roundings lie on the way of each (see certificate.py)
+_LEAST = 2.0**-126  # smaller weights are 0: in single precision they have few bits, and could be too large by half
+_BALL = Flat.weights  # the only clipper in the C library
+_ROWS_AT_ONCE = 4096  # terms of a product in double precision at a time, so that each is rounded few times (see certificate.py)
 
 
 class Record:
@@ -51,7 +51,7 @@ class Record:
         most: int | None = None,
     ) -> None:
         self.module, self.names, self.args, self.kwargs, self.grads = module, names, args, kwargs, grads
-        self.memory = memory  # what the rule noted before the call
+        self.memory = memory  # what the rule remembered before the call
         self.most = most  # examples at most, where that is public
         self.kept: dict[str, Tensor] = {}
         self.pieces: dict[str, Pieces] = {}
@@ -191,7 +191,7 @@ class Sum:
         if weights.dtype is not left.dtype:
             self._add_wide(left, weights, right)
             return
-        first = left.shape[-1] <= right.shape[-1]  # the narrower factor is weighted: less to write
+        first = left.shape[-1] <= right.shape[-1]  # weight the narrower factor: less to write
         some = max(1, _WEIGHTED_AT_ONCE // max(1, (left if first else right)[0].numel())) if len(left) else 1
         for y, h, w in zip(right.split(some), left.split(some), weights.split(some), strict=True):
             by = w.view(-1, *(1 for _ in h.shape[1:]))
@@ -259,7 +259,7 @@ def _rows(G: Tensor) -> Tensor:
 
 def versions_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
     """The version counters of the input tensors (tensors made in inference mode have none)."""
-    found = []  # not a comprehension: it is one more call, of which a step has many
+    found = []  # not a comprehension, which would be one more call
     for v in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(v, Tensor):
             if not v.is_inference():

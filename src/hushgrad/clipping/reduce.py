@@ -26,7 +26,7 @@ from hushgrad.clipping.sums import Sum
 
 __all__ = ["Group", "Part", "Use", "add_clipped", "together"]
 
-_MANY = 64  # parts of a step whose norms are tensors of their own
+_MANY = 64  # more parts than this are merged
 
 
 class Use(NamedTuple):
@@ -104,13 +104,13 @@ def add_clipped(
     heavy = [] if there else heavy_units(sq_norms, masses, weights, columns, clipper, certificate)
     formed = form(group, heavy, masses, clipper, columns, certificate)
     shares = weights
-    if heavy:  # they are added by themselves
+    if heavy:  # they are added separately
         shares = weights.clone()
         shares[heavy] = 0
         weights[heavy], norms[heavy] = torch.stack(formed.weights), norms.new_tensor(formed.norms)
     ends = {name: k for k, use in enumerate(group.uses) for name in use.call.site.full.values()}
     for k, use in enumerate(group.uses):
-        # Rounded as in a usual step, before they are scaled: one record that is not usual must not move the weights of all others.
+        # Rounded before scaling, as in an ordinary step: one unusual record must not change the weights of all others.
         by = shares if certificate is not None else shares.to(use.call.site.dtype)  # layers may have different precisions
         _add_use(use, by * (use.factor * scale), columns, finite, sums)
         for name in use.call.site.full.values():

@@ -9,9 +9,9 @@ from torch import Tensor
 
 __all__ = ["Rejected", "joined"]
 
-_MOST = 64  # tensors that wait to be counted
+_MOST = 64  # pending tensors
 
-Counted = int | Tensor  # a number, or squared norms of which those count that are not finite
+Counted = int | Tensor  # a number, or squared norms of which the non-finite ones count
 
 
 def joined(parts: Sequence[Counted]) -> Counted:

@@ -46,13 +46,13 @@ class Pass:
     """One call of the model. ``candidates`` are the structures that it may have; ``fresh``: it was itself used for their proof."""
 
     packing: Packing | None = None
-    fast: bool | None = None  # attention's fast path, as it was
+    fast: bool | None = None  # attention's fast-path setting before the pass
     course: CallTrace | None = None
     dispatch: Dispatch | None = None
     nodes = 0
-    draws: Draws | None = None  # where it began to draw, of a model that draws from other generators than torch's
-    times: list[Time] | None = None  # what the model's clocks said when it began
-    is_aside = False  # one of a proof that is not captured: only what it does is noted
+    draws: Draws | None = None  # the state of other generators than torch's, if the model draws from them
+    times: list[Time] | None = None  # the values of the model's clocks at its start
+    is_aside = False  # a proof's pass without capture: only its calls are recorded
 
     def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any = None, fresh: bool = False) -> None:
         self.inputs, self.examples, self.candidates, self.key, self.fresh = inputs, examples, candidates, key, fresh
@@ -160,15 +160,15 @@ class Root(Passes):
         if (aside or within) and is_evaluation(tensors, expected, aside=aside):
             return None
         key, known, faint = self._attributes.key(data), self.known, None
-        # Most passes ask what the last one asked.
+        # Most passes look like the last one.
         same = (key, expected, [*map(_shape, data)]) == known.asked and data is tensors
         for B, found in known.answer if same else known.read_as(key, tensors, expected) if expected != 0 and self._whole else ():
             if B == 1 and known.proved(key):
                 return Pass((args, kwargs), 1, [], key)
-            if found and found[0].partly and self._tries < MOST_REPEATS:  # these data may show more
+            if found and found[0].partly and self._tries < MOST_REPEATS:  # these data may show gradients that were missing
                 self._tries, faint = self._tries + 1, found[0]
             if found and faint is None:
-                lot = int(self._lot.random() * 4 * REPEAT_ONE_IN)  # of 0, all of the proof is repeated
+                lot = int(self._lot.random() * 4 * REPEAT_ONE_IN)  # 0: repeat the whole proof
                 if 0 < lot < 4:
                     self._repeat(found[0], (args, kwargs), B)
                 if lot:
@@ -179,7 +179,7 @@ class Root(Passes):
     # A pass ends ---------------------------------------------------------------------------------------------------------
 
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        here = self.running[-1] if self.running else None  # until it has been left: an interrupt may come at any call
+        here = self.running[-1] if self.running else None  # popped last: an interrupt may come at any call
         if here is None:
             del self.running[-1:]
             return
@@ -195,7 +195,7 @@ class Root(Passes):
         elif not self._as_usual(here, made, output):
             self._place(here, made, output)
         for call in here.calls:
-            call.edges = ()  # nodes of the graph know the call: a circle
+            call.edges = ()  # graph nodes refer to the call: break the cycle
 
     def _as_usual(self, here: Pass, made: int, output: Any) -> bool:
         """Whether this is an ordinary pass: one output, and the proved calls and operations, in proved sizes and canonical layouts."""

@@ -57,7 +57,7 @@ class Call:
         self.record: Record | None = None
         self.sq_norms: dict[str, Tensor] | None = None
         self.tasks: list[int] = []
-        self.totals: dict[int, Tensor] = {}  # of shared outputs, what came back from all examples together
+        self.totals: dict[int, Tensor] = {}  # for shared outputs: the total gradient over all examples
 
     # Gradients come back -------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class _Root(torch.autograd.Function):
         return None, None, None
 
 
-# What Function.apply comes to after it has looked for functorch's transforms, which takes as long again: a fortieth of a small step.
+# Function.apply without its check for functorch transforms, which takes half of its time: a fortieth of a small step.
 _root = super(torch.autograd.Function, _Root).apply
 
 
@@ -184,14 +184,14 @@ class Site:
         self.dim = rule.dims(module, 1)[0]  # of the examples in the first output, as the rule expects them
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
-        # A stack, for a module may call itself: the parameters that were turned off, what the rule noted, and its inner graph.
+        # A stack, since a module may call itself: parameters that were switched off, the rule's memory, and the inner graph.
         self._off: list[tuple[list[nn.Parameter], Any, Inner | None] | None] = []
 
     def hooks(self) -> list[Any]:
         """Attach; returns the handles to detach with."""
         return [
             self.module.register_forward_pre_hook(self._before, with_kwargs=True),
-            # Next to the forward itself: a hook that was there before may make another output of the module's own.
+            # Next to the forward: an earlier hook may replace the module's output.
             self.module.register_forward_hook(self._after, prepend=True, with_kwargs=True, always_call=True),
         ]
 
@@ -200,17 +200,17 @@ class Site:
             self._off.append(None)
             return None
         for (held, leaf), p in zip(self._holders, self.params, strict=True):
-            if held[leaf] is not p:  # functional_call: what it computes with instead is read at the frontier
+            if held[leaf] is not p:  # functional_call: its replacement is read at the frontier
                 self._off.append(None)
                 return None
         off: list[nn.Parameter] = []
         with unwatched():
-            matrix = bool(args) and isinstance(args[0], Tensor) and args[0].dim() < 3  # of which there is nothing to fold
+            matrix = bool(args) and isinstance(args[0], Tensor) and args[0].dim() < 3  # nothing to fold
             if self._folds and not matrix and self._runs_inside(module, args, kwargs):
                 inner = Inner()
                 self._off.append((off, self.rule.remember(module) if self._remembers else None, inner))
                 return inner.given(args), inner.given(kwargs)
-            # Noted first: an interrupt may come at any call.
+            # Recorded first: an interrupt may come at any call.
             self._off.append((off, self.rule.remember(module) if self._remembers else None, None))
             for p in self.params:
                 if p.requires_grad:  # an outer call has not already turned it off
@@ -277,7 +277,7 @@ class Site:
             plain = y.detach().clone() if own else y.detach() if y._is_view() else y
             y = at = _root(plain, self.tape.anchor, call)  # type: ignore[no-untyped-call]
         elif base is not None and y._is_view() and is_reshape(y, base, call.args):
-            at, shape = base, y.shape  # the same reason: the base's node stays whatever happens to its view
+            at, shape = base, y.shape  # likewise: the base's node stays whatever happens to its view
             hooked(at, lambda g: call.arrive(g.reshape(shape)))
         else:
             at = y
