@@ -6,7 +6,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, signature
 from types import FunctionType
@@ -14,8 +14,9 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from torch.nn.modules import module as _module
+from torch.utils import checkpoint as _checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from hushgrad.errors import CaptureError
@@ -33,6 +34,7 @@ __all__ = [
     "hooked",
     "input_metadata",
     "input_shape",
+    "intercept_saved",
     "is_autocast",
     "is_compiling",
     "is_exporting",
@@ -105,6 +107,38 @@ def called(node: Node, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None,
     finally:
         _by_hand.pop()
     return made if isinstance(made, tuple) else (made,)
+
+
+class _Handles(dict[Any, Any]):
+    """Where a checkpoint finds a tensor that it computed again: what is read by hand is still there for the backward pass."""
+
+    def __setitem__(self, task: Any, handle: Any) -> None:
+        if handle is not None or not _by_hand:
+            super().__setitem__(task, handle)
+
+
+def _reread(pack: Callable[[Tensor], Any], t: Tensor) -> Any:
+    holder = pack(t)
+    holder.handles = _Handles()
+    return holder
+
+
+_enter = saved_tensors_hooks.__enter__
+
+
+def intercept_saved(handed: Callable[[Tensor], Tensor] | None) -> None:
+    """Hand out what is saved under hooks of the model's own (checkpoints, ``save_on_cpu``) as ``handed`` makes it; None: as torch does.
+
+    Nodes inside of a checkpoint can then be called by hand, too: torch lets each of its tensors be read once in a backward pass.
+    """
+
+    def enter(hooks: saved_tensors_hooks) -> None:
+        pack, unpack = hooks.pack_hook, hooks.unpack_hook
+        if isinstance(hooks, _checkpoint._checkpoint_hook):
+            pack = partial(_reread, pack)
+        push_packing(pack, unpack if handed is None else lambda kept: handed(unpack(kept)))
+
+    saved_tensors_hooks.__enter__ = _enter if handed is None else enter  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -243,8 +277,8 @@ def memory_of(tensor: Tensor) -> int:
 
 def rows_listed(node: Node) -> tuple[Tensor, Sequence[int]] | None:
     """Of ``x[index]`` with one list of whole rows: the list, counted from the first row on, and the shape of x."""
-    indices: Sequence[Tensor | None] = node._saved_indices if node.name() == "IndexBackward0" else ()
-    rows = indices[0] if len(indices) == 1 else None
+    indices: Any = saved(node, "indices") if node.name() == "IndexBackward0" else None
+    rows = indices[0] if indices is not None and len(indices) == 1 else None
     if rows is None or rows.dtype is not torch.int64 or rows.dim() != 1:
         return None
     shape = node._saved_self_sym_sizes
@@ -253,7 +287,10 @@ def rows_listed(node: Node) -> tuple[Tensor, Sequence[int]] | None:
 
 def saved(node: Node, name: str) -> Tensor | None:
     """A tensor that the forward saved with this node; None if it did not, or if it is freed."""
+    _by_hand.append(node)
     try:
         return getattr(node, f"_saved_{name}")  # type: ignore[no-any-return]
     except (AttributeError, RuntimeError):
         return None
+    finally:
+        _by_hand.pop()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import (
+    intercept_saved,
     is_autocast,
     is_exporting,
     is_tracing,
@@ -29,7 +30,7 @@ from hushgrad.clipping.passes import Passes, is_evaluation
 from hushgrad.clipping.proof.call_trace import CallTrace, Dispatch
 from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws
 from hushgrad.clipping.proof.inputs import data_of, leaves
-from hushgrad.clipping.proof.saved_tensors import Packing
+from hushgrad.clipping.proof.saved_tensors import Packing, as_they_are
 from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import NATIVE, Structure
 from hushgrad.clipping.site import Call
@@ -66,6 +67,7 @@ class Pass:
                 self.packing = Packing()
                 push_packing(self.packing.pack, self.packing.unpack)
                 break
+        intercept_saved(as_they_are if self.packing is None else self.packing.handed)
         # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
         if not training:
             self.fast = torch.backends.mha.get_fastpath_enabled()
@@ -83,6 +85,7 @@ class Pass:
         if self.nodes < 0:
             return
         self.nodes = -1
+        intercept_saved(None)
         if self.dispatch is not None:
             self.dispatch.__exit__(None, None, None)
         if self.course is not None:

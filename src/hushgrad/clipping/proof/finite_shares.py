@@ -56,7 +56,7 @@ def finite_shares(
         where: names the graph in an error.
 
     Raises:
-        CaptureError: finite saved tensors are needed, and were not intercepted.
+        CaptureError: finite saved tensors are needed, and not all could be intercepted.
     """
     found = ask(1.0)
     if not bool((lost := _lost(found)).any()):
@@ -65,17 +65,17 @@ def finite_shares(
     lost = _lost(found) & ~wild()
     lost &= _lost(ask(_FAINT)) if bool(lost.any()) else lost  # those that become finite only overflow, and are the examples' own
     for bounded in (False, True):
-        if not bool(lost.any()):
+        if packing is None or not bool(lost.any()):
             break
-        if packing is None:
-            raise CaptureError(
-                f"A record that is not finite, or overflows, meets {where}, which gives no example its own share of it. Bound the "
-                "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
-            )
         with packing.finite(bounded=bounded):
-            again = [t if t is None or not bounded else t.nan_to_num(0.0, 0.0, 0.0) for t in ask(1.0)]
+            again = ask(1.0)
         found = [a if a is None or b is None else torch.where(_like(lost, a), b, a) for a, b in zip(found, again, strict=True)]
         lost = lost & _lost(found)
+    if bool(lost.any()):
+        raise CaptureError(
+            f"A record that is not finite, or overflows, meets {where}, which gives no example its own share of it. Bound the "
+            "inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
+        )
     return found
 
 
