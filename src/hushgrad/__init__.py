@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from hushgrad._lazy_import import later
 
-TYPE_CHECKING = False  # typing's own, without its 17 ms: an interrupt before ``cli.entry`` is a traceback
+TYPE_CHECKING = False  # as in typing, whose import takes 17 ms: an interrupt before ``cli.entry`` would print a traceback
 if TYPE_CHECKING:
     from hushgrad import (
         accounting,
@@ -85,7 +85,7 @@ __all__ = [
 
 
 def _instead(name: str) -> str:
-    """What somebody who comes from Opacus, or mistyped, was looking for."""
+    """A hint for a name that does not exist: its equivalent if it is Opacus's, or the closest spelling."""
     if name in _OPACUS:
         return f". Opacus' {name} is here: {_OPACUS[name]}"
     if name.startswith("_"):

@@ -31,14 +31,14 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEEPEST = 200  # levels of JSON
-_LARGEST = 2**63 - 1  # of a count: more does not fit into any array, file or database
+_LARGEST = 2**63 - 1  # largest count: more fits no array, file or database
 
 
 def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoReturn:
     """Raise the house's one refusal: ``Expected {name}={value!r} {constraint}. {remedy}``."""
     try:
         shown = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested lists
         shown = f"<{type(value).__name__}>"
     if len(shown) > 100:
         shown = shown[:60] + "..." + shown[-37:]  # both ends: the name of a file is the last part of its path
@@ -46,11 +46,11 @@ def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoRetur
 
 
 def answering(remedies: Mapping[str, str] | None = None, *, also: Collection[str] = ()) -> Callable[[F], F]:
-    """A decorator: a keyword that the function does not have is answered by name, before anything else.
+    """A decorator that refuses unknown keyword arguments with an :class:`ArgumentError` that names the right one.
 
     Args:
         remedies: what to say about words that people bring from other libraries.
-        also: names that are taken beside the function's own, where it passes options on.
+        also: further names that are accepted, if the function passes options on.
 
         >>> @answering({"target_epsilon": "Say epsilon."})
         ... def plan(*, epsilon: float) -> float: return epsilon
@@ -71,7 +71,7 @@ def answering(remedies: Mapping[str, str] | None = None, *, also: Collection[str
                     answer(function.__name__, name, names, words)
             return function(*arguments, **named)
 
-        # With the function's own globals: doctest, and whoever asks where it is from, finds it in its own module.
+        # With the function's own globals, so that doctest and inspect find it in its module.
         made = types.FunctionType(called.__code__, function.__globals__, function.__name__, None, called.__closure__)
         return functools.update_wrapper(made, function)  # type: ignore[return-value]
 
@@ -85,11 +85,11 @@ def _answer(function: str, name: str, known: list[str], remedies: Mapping[str, s
 
 
 def parsed(text: str | bytes) -> Any:
-    """What JSON text says. Text that is none, nested deeper than Python reads, or names a thing twice in one object (of which one reader
-    takes the first and another the last) is refused like any other argument.
+    """The value of JSON text. Raises ArgumentError for invalid text, for nesting that is too deep, and for an object with a repeated key,
+    which one reader would resolve to the first value and another to the last.
     """
     try:
-        if _depth(text) > _DEEPEST:  # said before Python's own limit is met: there, nothing else works either
+        if _depth(text) > _DEEPEST:  # before Python's recursion limit is reached
             raise ArgumentError(f"Expected JSON text, got something else: it is nested more than {_DEEPEST} levels deep.")
         return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -99,11 +99,11 @@ def parsed(text: str | bytes) -> Any:
 
 
 def toml(text: str) -> dict[str, Any]:
-    """The tables of TOML text; a ValueError where it is none."""
+    """The tables of TOML text; raises ValueError for invalid text."""
     if sys.version_info >= (3, 11):
         import tomllib as reader
     else:
-        import tomli as reader  # the same module, before it joined the standard library
+        import tomli as reader  # the same module, for Python 3.10
     tables: dict[str, Any] = reader.loads(text)
     return tables
 
@@ -116,7 +116,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _depth(text: str | bytes) -> int:
-    """How deep brackets are nested outside of words; 0 where there are too few to matter."""
+    """How deep brackets are nested outside strings; 0 if there are too few to matter."""
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     if text.count("[") + text.count("{") <= _DEEPEST:
         return 0
@@ -133,7 +133,7 @@ def _only(argument: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _real(name: str, value: object, constraint: str, remedy: str = "") -> float:
-    # numpy scalars register as Real/Integral, so they pass; bools do too and are turned away first.
+    # numpy scalars register as Real/Integral, so they pass; bools do too, and are refused first.
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         fail(name, value, "to be a number", remedy)
     try:
@@ -184,7 +184,7 @@ def probability(remedy: str = "", **argument: Any) -> float:
 
 
 def rate(remedy: str = "", **argument: Any) -> float:
-    """A sampling rate: a number in (0, 1]. Floats that have lost their digits are none."""
+    """A sampling rate: a number in (0, 1]. Subnormal floats are refused."""
     x = between(0, 1, closed="right", remedy=remedy, **argument)
     if x < sys.float_info.min:
         fail(*_only(argument), f"to be at least {sys.float_info.min!r}, the least float with all its digits", remedy)
@@ -192,7 +192,7 @@ def rate(remedy: str = "", **argument: Any) -> float:
 
 
 def delta(remedy: str = "", *, zero: bool = False, **argument: Any) -> float:
-    """A privacy delta: a number in (0, 1), or also 0 where ``zero`` is allowed. Floats that have lost their digits are none."""
+    """A privacy delta: a number in (0, 1), or also 0 where ``zero`` is allowed. Subnormal floats are refused."""
     x = between(0, 1, closed="left" if zero else "neither", remedy=remedy, **argument)
     if 0 < x < sys.float_info.min:
         fail(
@@ -228,7 +228,7 @@ def flag(**argument: Any) -> bool:
 
 
 def each(**checks: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
-    """The checks of a value's fields, by name; what a class of values declares as ``expected``."""
+    """The checks of a value's fields by name, for the class attribute ``expected`` of a :class:`Value`."""
     return types.MappingProxyType(checks)
 
 
@@ -240,7 +240,7 @@ def optional(check: Callable[..., Any]) -> Callable[..., Any]:
 def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
     """One of a few allowed values; a misspelt string is answered with the closest allowed one."""
     name, value = _only(argument)
-    if any(_is(value, choice) for choice in choices):  # not "in": a list or a table cannot be looked up, and is refused below
+    if any(_is(value, choice) for choice in choices):  # not "in": a list is unhashable, and is refused below
         return value  # type: ignore[no-any-return]
     if not remedy and isinstance(value, str):
         close = difflib.get_close_matches(value, [str(c) for c in choices], n=1)
@@ -249,17 +249,17 @@ def one_of(choices: Collection[T], remedy: str = "", **argument: Any) -> T:
 
 
 def _is(value: object, choice: object) -> bool:
-    """Whether they are equal; an array, which answers for each of its numbers, is no choice."""
+    """Whether they are equal; never for an array, which compares element by element."""
     same = value == choice
     return not getattr(same, "shape", ()) and bool(same)
 
 
 def several(**argument: Any) -> tuple[Any, ...]:
-    """What a list, a tuple or an array holds; a word is no list of letters."""
+    """The items of a list, tuple or array as a tuple; a string is refused."""
     name, value = _only(argument)
     try:
         return tuple(fail(name, value, "to be a list") if isinstance(value, (str, bytes)) else value)
-    except TypeError:  # nothing to go through, or an array of no dimension
+    except TypeError:  # not iterable, or an array without dimensions
         fail(name, value, "to be a list")
 
 

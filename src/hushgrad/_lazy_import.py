@@ -1,21 +1,20 @@
-"""Names of a room that are imported when they are first asked for, because they need torch."""
+"""Lazy imports: names of a package that are imported on first use, because they need torch."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-TYPE_CHECKING = False  # typing's own, without its 17 ms: this is imported before ``cli.entry`` can answer an interrupt
+TYPE_CHECKING = False  # as in typing, whose import takes 17 ms: this runs before ``cli.entry`` can handle an interrupt
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
 
 def later(room: str, instead: Callable[[str], str] = lambda name: "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a room that imports what stands under its ``if TYPE_CHECKING:`` on first use.
+    """The ``__getattr__`` and ``__dir__`` of a package that imports the names under its ``if TYPE_CHECKING:`` on first use.
 
-    So a name is written where type checkers look for it, and nowhere else. ``instead`` may add to what is said of a name that is
-    not there.
+    So each name is written once, where type checkers look for it. ``instead`` gives a hint to append to the error for an unknown name.
 
     >>> getattribute, listed = later("hushgrad.noise")
     >>> getattribute("Source").__module__, "Source" in listed()
@@ -34,8 +33,8 @@ def later(room: str, instead: Callable[[str], str] = lambda name: "") -> tuple[C
 
 
 def _homes(room: str) -> dict[str, str]:
-    """Where each of our names under ``if TYPE_CHECKING:`` is imported from."""
-    import ast  # here: most commands ask for no such name
+    """The module that each name under ``if TYPE_CHECKING:`` is imported from."""
+    import ast  # not at the top: most commands need no such name
 
     source = sys.modules[room].__spec__.loader.get_source(room)  # type: ignore[union-attr]
     blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]

@@ -1,7 +1,7 @@
-"""The header of numpy's file format, read without being believed: nothing is evaluated, and nothing allocated on its word.
+"""Safe reading of the header of a .npy file: nothing is evaluated, and nothing is allocated because the header says so.
 
-``numpy.load`` evaluates a header as a Python literal, unpickles if it may, and allocates what the header asks for. Here only the one form
-that ``numpy.save`` writes is understood.
+``numpy.load`` evaluates a header as a Python literal, unpickles if allowed, and allocates what the header asks for. Here only the exact
+form that ``numpy.save`` writes is accepted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import IO, NamedTuple
 
 _MAGIC = b"\x93NUMPY"
-_LONGEST = 4096  # numpy pads to 64; a shape of 32 axes needs less than 700
+_LONGEST = 4096  # bytes of a header; a shape of 32 axes needs less than 700
 _HEADER = re.compile(
     rb"\{'descr': '([<>|]?([a-zA-Z])[0-9]{1,9})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:[0-9]{1,19}, ?)*(?:[0-9]{1,19})?)\), ?\} *\n?"
@@ -18,7 +18,7 @@ _HEADER = re.compile(
 
 
 class NpyHeader(NamedTuple):
-    """What a header says: numpy's word for the numbers, their order and their shape."""
+    """The content of a header: numpy's dtype string, whether the order is Fortran's, and the shape."""
 
     descriptor: str
     fortran: bool
@@ -26,7 +26,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_header(stream: IO[bytes], *, kinds: str = "fiu") -> NpyHeader:
-    r"""The header at the beginning of ``stream``, which then stands at the first number.
+    r"""Read the header at the beginning of ``stream``, and leave the stream at the first number.
 
     >>> import io
     >>> text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }"
@@ -34,7 +34,7 @@ def read_header(stream: IO[bytes], *, kinds: str = "fiu") -> NpyHeader:
     NpyHeader(descriptor='<f8', fortran=False, shape=(3,))
 
     Raises:
-        ValueError: for everything else, and for numbers that are not of these ``kinds`` (numpy's letters).
+        ValueError: for any other form, and for dtypes that are not of these ``kinds`` (numpy's letters).
     """
     start = stream.read(8)
     if len(start) < 8 or start[:6] != _MAGIC:

@@ -1,7 +1,7 @@
-"""Descriptions of runs by other libraries, as the JSON of an event and back.
+"""Conversion of other libraries' descriptions of runs (dp-accounting, Opacus) to the JSON of an event, and back.
 
-Only names and numbers are exchanged: no class of another library is imported to read its objects, and none of this house is needed. What
-an event has no exact counterpart for is refused, never rounded.
+Only names and numbers are exchanged: no class of another library is imported to read its objects. Whatever has no exact counterpart is
+refused, never approximated.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Json = dict[str, Any]
 
 
 def json_of(thing: object) -> object:
-    """What ``Event.from_json`` reads, for JSON, a dp-accounting event, or an Opacus accountant or its history.
+    """The JSON that ``Event.from_json`` reads, from JSON, a dp-accounting event, or an Opacus accountant or its history.
 
     Raises:
-        ArgumentError: for anything else, or what has no counterpart.
+        ArgumentError: for anything else, and if there is no counterpart.
     """
     if isinstance(thing, (str, bytes)):
         thing = _check.parsed(thing)
@@ -38,7 +38,7 @@ def json_of(thing: object) -> object:
 
 
 def _opacus(history: Sequence[object]) -> Json:
-    """Opacus counts (noise multiplier, Poisson rate, steps); its accountants keep them as ``history``."""
+    """The event of an Opacus ``history``: a list of (noise multiplier, Poisson rate, steps)."""
     events = []
     for entry in history:
         if not isinstance(entry, (list, tuple)) or len(entry) != 3:
@@ -54,7 +54,7 @@ def _sampled(how: Json, of: object) -> Json:
 
 
 def _plain(name: str, **fields: str) -> Callable[[Any], Json]:
-    """An event of ours whose fields are attributes of theirs."""
+    """A conversion to our event ``name``, whose fields are attributes of theirs."""
     return lambda theirs: {"event": name, **{ours: _number(getattr(theirs, field)) for ours, field in fields.items()}}
 
 
@@ -77,7 +77,7 @@ _READ: dict[str, Callable[[Any], Json]] = {
     "LaplaceDpEvent": _plain("Laplace", scale="noise_multiplier"),
     "DiscreteLaplaceDpEvent": lambda theirs: {
         "event": "DiscreteLaplace",
-        "scale": below(1 / Fraction(float(theirs.noise_parameter))),  # an upper bound where it is no double
+        "scale": below(1 / Fraction(float(theirs.noise_parameter))),  # rounded down, if at all
         "sensitivity": theirs.sensitivity,
         "vector": True,
     },
@@ -138,7 +138,7 @@ def _write_sampled(dp: Any, data: Json) -> Any:
         return of
     if kind == "MinSep":
         return dp.SelfComposedDpEvent(of, how["times"])
-    if kind == "CyclicPoisson":  # one Sampled is a whole cycle, in which a record's group comes once
+    if kind == "CyclicPoisson":  # one Sampled is a whole cycle, in which a record's group has one step
         return dp.PoissonSampledDpEvent(how["rate"], of)
     raise ArgumentError(f"{kind} samples have no counterpart in dp-accounting. Ask hushgrad's own accountants.")
 

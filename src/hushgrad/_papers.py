@@ -1,4 +1,4 @@
-"""Papers, as entries of a bibliography. A class names those behind it in ``papers``; here stand those that several share."""
+"""Bibliography entries. A class lists its papers in ``papers``; those that several classes share are defined here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Paper(NamedTuple):
     arxiv: str = ""
 
     def bibtex(self) -> str:
-        """As a BibTeX entry."""
+        """This paper as a BibTeX entry."""
         venue = {"inproceedings": "booktitle", "article": "journal"}.get(self.kind, "howpublished")
         fields = [("author", self.author), ("title", f"{{{self.title}}}"), ("year", str(self.year))]
         fields += [(venue, self.where)] if self.where else []

@@ -1,4 +1,4 @@
-"""The widest numbers that a device has: double precision, or single precision where there is none (Apple's devices, some of Intel's)."""
+"""The widest floating-point type of a device: double precision, or single where that is missing (Apple's devices, some of Intel's)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 
 from hushgrad.errors import ArgumentError
 
-_TILE = 1024  # numbers that are added up at a time: single precision loses norm over long rows
+_TILE = 1024  # numbers summed at a time: a long single-precision sum would lose small terms
 
 
 @lru_cache(maxsize=64)
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Double precision, if the device has it."""
+    """float64 if the device has it, else float32."""
     if device.type == "cpu":
         return torch.float64
     try:
         torch.zeros((), dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):  # torch says it in either way
+    except (TypeError, RuntimeError):  # torch raises either
         return torch.float32
     return torch.float64
 
 
 def widest(t: Tensor) -> Tensor:
-    """``t`` in the widest numbers of its device."""
+    """``t`` in the widest type of its device."""
     return t.double() if t.is_cpu else t.to(widest_dtype(t.device))
 
 

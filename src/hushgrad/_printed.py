@@ -1,9 +1,9 @@
 """How epsilons, deltas and bounds are printed: a printed guarantee must not promise more than holds.
 
-The one printer of the house. An upper bound (epsilon, delta, what was spent) is rounded up, a lower bound (an audit's, what is
-left of a budget) down, an interval outwards. Rounding is exact, in decimal: with p the printed number, float(p) >= x for
+All of hushgrad prints through this module. An upper bound (epsilon, delta, what was spent) is rounded up, a lower bound (an audit's, what
+is left of a budget) down, an interval outwards. Rounding is exact, in decimal: with p the printed number, float(p) >= x for
 :func:`at_most` and float(p) <= x for :func:`at_least`, whatever x is. A number that has no more digits than are printed is
-printed as it is, so 1e-05 stays 1e-05.
+printed unchanged, so 1e-05 stays 1e-05.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def _rounded(x: float, digits: int, how: str) -> str:
     x = float(x)
     if not math.isfinite(x) or x == 0:
         return f"{x:g}"
-    exact = Decimal(repr(x))  # the shortest decimal that is this float: 0.1 is not a little more than a tenth
-    if abs(x) >= 10.0**digits:  # a whole number in full is easier to read than an exponent
+    exact = Decimal(repr(x))  # the shortest decimal for this float, so that 0.1 is exactly a tenth
+    if abs(x) >= 10.0**digits:  # an integer in full is easier to read than an exponent
         return str(int(exact.to_integral_value(how)))
     rounded = Context(prec=digits, rounding=how).plus(exact)
     return f"{float(rounded):.{digits}g}" if float(rounded) else f"{rounded:g}"
 
 
 def plain(value: Any) -> Any:
-    """As a JSON reader would see it: lists for tuples and arrays, and words for infinity and NaN, which JSON lacks."""
+    """``value`` in types that JSON has: lists for tuples and arrays, and strings for infinity and NaN."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def size(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes in readable units.
 
     >>> size(8_000_000)
     '8 MB'
@@ -106,7 +106,7 @@ def size(count: float) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why, in the system's words and without its number, for the middle of a sentence.
+    """The reason of an OS or decoding error, without its error number, to be used inside a sentence.
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "x.csv"))
     'No such file or directory'

@@ -1,6 +1,6 @@
 """Values: frozen dataclasses with one JSON form.
 
-Every public description in the house (an event, a sampler, a clipper, a noise mechanism, a plan) is a ``Value``: frozen,
+Every public description in hushgrad (an event, a sampler, a clipper, a noise mechanism, a plan) is a ``Value``: frozen,
 compared by content, and written as a JSON object whose first key names its family and whose value names its class:
 
     {"event": "Gaussian", "noise_multiplier": 1.1}
@@ -24,24 +24,24 @@ from hushgrad.errors import ArgumentError
 
 V = TypeVar("V", bound="Value")
 
-_DEPTH = 200  # nested deeper than any real description: a crafted file, refused before it exhausts the stack
-# Of a field that came after its class: it is left out of the JSON form at its default, so that old files read the same.
+_DEPTH = 200  # levels of nesting; no real description is deeper, and a crafted file must not exhaust the stack
+# Marks a field that was added to a class later: at its default it is left out of the JSON form, so that old files stay valid.
 LATER = {"later": True}
-_KINDS = 1024  # so many different items of a list are remembered while it is read
+_KINDS = 1024  # different items of a list that are cached while it is read
 
 
 class Value:
     """Base of all frozen values; gives ``to_json`` and ``from_json``."""
 
-    papers: ClassVar[tuple[_papers.Paper, ...]] = ()  # what it is described in
-    expected: ClassVar[Mapping[str, Callable[..., Any]]] = {}  # of its fields, by name: each is stored as its check returns it
+    papers: ClassVar[tuple[_papers.Paper, ...]] = ()  # where it is described
+    expected: ClassVar[Mapping[str, Callable[..., Any]]] = {}  # checks of fields, by name, which return what is stored
     _families: ClassVar[dict[str, type[Value]]] = {}
     _family: ClassVar[str] = ""
     _classes: ClassVar[dict[str, type[Value]]] = {}
 
     def __init_subclass__(cls, *, family: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.expected = {**getattr(super(cls, cls), "expected", {}), **cls.expected}  # an inherited field is checked as before
+        cls.expected = {**getattr(super(cls, cls), "expected", {}), **cls.expected}  # inherited fields keep their checks
         if family is not None:
             cls._family, cls._classes = family, {}
             Value._families[family] = cls
@@ -58,7 +58,7 @@ class Value:
         return {self._family: type(self).__name__, **content}
 
     def _keep(self, **checked: Any) -> None:
-        """Set fields to what their checks returned: plain numbers, whichever library the caller's came from. For __post_init__."""
+        """Set fields, in ``__post_init__``, to what their checks returned: plain Python numbers, whatever the caller passed."""
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -74,7 +74,7 @@ class Value:
 
 
 def is_silent(value: Value, field: dataclasses.Field[Any]) -> bool:
-    """Whether a field is at the default that it had before it existed."""
+    """Whether a later-added field has its default, so that it is left out of the JSON form."""
     return bool(field.metadata.get("later")) and getattr(value, field.name) == field.default
 
 
@@ -82,7 +82,7 @@ def _encode(x: Any) -> Any:
     if isinstance(x, Value):
         return x.to_json()
     if isinstance(x, enum.Enum):
-        return x.value  # the owner's __post_init__ turns the word into the member again
+        return x.value  # __post_init__ of the owner turns the string into the enum member again
     if isinstance(x, (tuple, list)):
         return [_encode(item) for item in x]
     if isinstance(x, float) and not math.isfinite(x):
@@ -105,11 +105,11 @@ def _decode(x: Any, depth: int) -> Any:
 
 
 def _decode_list(items: list[Any], depth: int) -> tuple[Any, ...]:
-    """Equal descriptions in one list become one value: a million steps of a few kinds are read in seconds.
+    """The values of a list. Equal descriptions become one object, so that a million steps of a few kinds are read in seconds.
 
-    They are compared by their text, because 1, 1.0 and true are equal in Python and different in JSON.
+    They are compared as text, because 1, 1.0 and true are equal in Python but different in JSON.
     """
-    if depth > 2:  # the long lists are at the top; comparing at every level would read a nested file again at each
+    if depth > 2:  # long lists are near the top; comparing at every level would take quadratic time on nested files
         return tuple(_decode(item, depth + 1) for item in items)
     seen: dict[str, Any] = {}
     values: list[Any] = []
@@ -134,14 +134,14 @@ def _known(table: Any, **argument: Any) -> str:
 
 
 def _class_of(family: type[Value], name: str) -> type[Value]:
-    """The class of this name. A room imports what needs torch when it is asked for, so an unknown name asks for all there is."""
+    """The class of this name. Some classes are imported lazily, so before a name is refused all of its package is imported."""
     home, _, _ = family.__module__.rpartition(".")
     if name not in family._classes and home.startswith("hushgrad."):
         room = importlib.import_module(home)
         names = vars(room).get("__all__", [])
         for public in [name] if name in names else names:
             getattr(room, public)
-    there = {word: kind for word, kind in family._classes.items() if not _is_abstract(kind)}  # type: ignore[arg-type]  # mypy looks at the hash of its instances
+    there = {word: kind for word, kind in family._classes.items() if not _is_abstract(kind)}  # type: ignore[arg-type]  # mypy checks the hash of instances
     return there[_known(there, **{family._family: name})]
 
 
@@ -151,7 +151,7 @@ def _is_abstract(kind: type) -> bool:
 
 
 def _decode_value(x: dict[str, Any], depth: int) -> Value:
-    # A field may bear a family's name too (an entry's "event"): its content is an object, the class name is a string.
+    # A field may have a family's name (an entry's "event"): then its content is an object, while a class name is a string.
     families = [key for key in x if key in Value._families and isinstance(x[key], str)]
     if len(families) != 1:
         _check.fail("data", x, f"to name one of {', '.join(sorted(Value._families))}")

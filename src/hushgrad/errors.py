@@ -1,4 +1,4 @@
-"""The few exceptions of the house.
+"""The exceptions of hushgrad.
 
 Every message is one sentence in the shape ``Expected {name}={value!r} {constraint}. {remedy}`` or says, as plainly,
 what happened and what to do next. When in doubt the library raises: a privacy guarantee fails closed.
@@ -24,7 +24,7 @@ __all__ = [
 class HushgradError(Exception):
     """Base of all errors raised on purpose by hushgrad; catch it to catch them all."""
 
-    agreed = False  # of a run in several processes: all of them raise one
+    agreed = False  # in a run of several processes: whether all of them raise this error
 
 
 class ArgumentError(HushgradError, ValueError):
@@ -36,11 +36,11 @@ class NoTheorem(HushgradError, NotImplementedError):
 
 
 class NumericalLimit(HushgradError, ArithmeticError):
-    """Doubles do not reach this far: a method gives up here, and a coarser one that does reach is asked instead."""
+    """A method left the range of double precision; the caller then uses a coarser method that does not."""
 
 
 class Contradiction(HushgradError, RuntimeError):
-    """Two certified bounds exclude each other, so one of them is wrong. Nothing may be claimed; please report the question."""
+    """Two certified bounds contradict each other, so one of them is wrong. Nothing may be claimed; please report the question."""
 
 
 class NotIsolated(HushgradError, RuntimeError):

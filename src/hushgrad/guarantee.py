@@ -20,7 +20,7 @@ _LARGE_EPSILON, _LARGE_DELTA = 20.0, 1e-3
 
 
 class _Statement(Value, family="statement"):
-    """Family of the values in this file."""
+    """The family of the values in this module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Guarantee(_Statement):
 
 
 def questions(epsilon: float | None, delta: float | None, *, records: float | None = None) -> tuple[str, ...]:
-    r"""What a reader should ask about an (epsilon, delta): sentences, none for a usual claim. Nothing is refused.
+    r"""Warnings about an unusual (epsilon, delta), as sentences; none for a usual one. Nothing is refused.
 
     A mechanism that publishes a record outright with probability delta is (0, delta)-DP: n records are safe only if delta is well
     below 1/n. And e^epsilon bounds how much more likely an outcome becomes by one record's presence.
@@ -137,7 +137,7 @@ class Entry(_Statement):
     steps taken, which can only make the charge an upper bound (a prefix of a run is post-processing of the run).
 
     ``run`` names the run whose noise this is, and ``content`` is a keyed digest of what it released: two entries of one run with
-    different contents are two releases under one noise, which no theorem covers. Both tell nothing to who lacks the run's key.
+    different contents are two releases under the same noise, which no theorem covers. Without the run's key neither tells anything.
     """
 
     event: Event
@@ -145,7 +145,7 @@ class Entry(_Statement):
     stream: str = ""
     run: str = ""
     content: str = ""
-    part: int = 0  # of a sum of ledgers: the stream of one part is not that of another, whatever its name
+    part: int = 0  # which ledger of a sum it comes from: equal stream names in different parts are different streams
 
     def __post_init__(self) -> None:
         _check.instance(Event, event=self.event)
@@ -156,7 +156,7 @@ class Entry(_Statement):
         _check.integer(0, part=self.part)
 
     def is_same(self, other: Entry) -> bool:
-        """Whether both are of one kind, so that their steps can be counted together."""
+        """Whether the two differ only in ``times``, so that their steps can be added."""
         mine, others = ((e.stream, e.run, e.content, e.part) for e in (self, other))
         return mine == others and self.event == other.event
 
@@ -169,7 +169,7 @@ class Ledger:
 
     Runs of equal steps are stored as one entry with a count, so that a million steps take one line; a stream that is recorded
     again is the same stream, charged once. Two ledgers on the same data add up, ``pretraining + finetuning``, and every charge of
-    both counts: a stream in the one is not that of the other, whatever its name. Two ledgers of *one* run with different contents
+    both counts: streams of the two are different, even if their names are equal. Two ledgers of *one* run with different contents
     (a folder was copied and both copies went on) add up to infinity.
 
         >>> from hushgrad.events import Gaussian
@@ -184,13 +184,13 @@ class Ledger:
         self._entries: list[Entry] = []
 
     def record(self, event: Event, *, times: int = 1, stream: str = "", run: str = "", content: str = "") -> None:
-        """Append: ``event`` happened ``times`` more times. A stream that is known goes on, in the latest part that knows it.
+        """Append: ``event`` happened ``times`` more times. A known stream continues, in the latest part that has it.
 
         Args:
             event: what happened.
             times: how often.
             stream: the name of a correlated run, which is charged once; empty for independent steps.
-            run: whose noise it is.
+            run: the name of the run whose noise it is.
             content: a keyed digest of what was released.
         """
         parts = [entry.part for entry in self._entries if entry.stream == stream] if stream else []
@@ -220,7 +220,7 @@ class Ledger:
                     continue
                 charged.add((entry.part, entry.stream, entry.event))
                 costs.append((entry.event, 1))
-            elif costs and costs[-1][0] == entry.event:  # the same steps in the next phase
+            elif costs and costs[-1][0] == entry.event:  # equal steps in consecutive entries
                 costs[-1] = (entry.event, costs[-1][1] + entry.times)
             else:
                 costs.append((entry.event, entry.times))

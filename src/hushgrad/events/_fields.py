@@ -1,4 +1,4 @@
-"""Checks and words that all values of this room share."""
+"""Checks and printing that the values of this package share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from hushgrad import _check
 from hushgrad._value import Value, is_silent
 
-_LEAST_NOISE = 1e-100  # less, or more than its inverse, and squares leave the range of floats
+_LEAST_NOISE = 1e-100  # below this, or above its inverse, squares leave the range of floats
 
 
 def noise(**argument: Any) -> float:
-    """A scale of noise: 0, or a number whose square and its inverse are still numbers."""
+    """A scale of noise: 0, or a number whose square and inverse square are finite floats."""
     ((name, value),) = argument.items()
     scale = _check.non_negative(**argument)
     if scale and not _LEAST_NOISE <= scale <= 1 / _LEAST_NOISE:
@@ -22,19 +22,19 @@ def noise(**argument: Any) -> float:
 
 
 def positive_noise(**argument: Any) -> float:
-    """A scale of noise that is not 0: its square and its inverse are still numbers."""
+    """A positive scale of noise whose square and inverse square are finite floats."""
     _check.positive(**argument)
     return noise(**argument)
 
 
 def word(kind: Any, **argument: Any) -> Any:
-    """The member of an enumeration, given itself or its word."""
+    """The member of an enum, given the member or its value."""
     ((_, value),) = argument.items()
     return value if isinstance(value, kind) else kind(_check.one_of([member.value for member in kind], **argument))
 
 
 def shown(value: Value) -> str:
-    """The name of its class and the fields that say something."""
+    """A value as text: the name of its class and its fields, without later-added ones at their default."""
     texts = [_show_field(f.name, getattr(value, f.name)) for f in fields_of(value) if not is_silent(value, f)]  # type: ignore[arg-type]
     return f"{type(value).__name__}({', '.join(text for text in texts if text)})"
 

@@ -1,4 +1,4 @@
-"""Events, and events made of others."""
+"""``Event``, and events composed of other events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hushgrad.events.participation import Participation, Poisson
 class Event(Value, family="event"):
     """One private computation, or several composed ones.
 
-    ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample. What theorems
-    about samples need to know is part of the event: ``absent``, ``answers``, ``single_answers`` (one for each record), and
-    ``stated``: it says its guarantee under the relation that is asked for, and nothing about any other one.
+    ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample. The event states what
+    theorems about sampling need: ``absent``, ``answers``, ``single_answers`` (one answer for each record), and ``stated``: its guarantee
+    is stated for the relation in question, and implies nothing about other relations.
     """
 
     absent = Absent.UNKNOWN
@@ -28,7 +28,7 @@ class Event(Value, family="event"):
 
     @property
     def answers(self) -> Answers:
-        """Whether what is released says which records it comes from; of several events, the worst that one of them says."""
+        """Whether a release says which records it comes from; for several events, the worst case among them."""
         return Answers.ANONYMOUS
 
     def __mul__(self, times: int) -> Event:
@@ -48,7 +48,7 @@ class Event(Value, family="event"):
 
     @classmethod
     def read(cls, description: object) -> Event:
-        """An event itself, or one that is described by its JSON, by a dp-accounting event or by an Opacus history.
+        """An event from its JSON, a dp-accounting event or an Opacus history; an event is returned as it is.
 
         >>> print(Event.read([(1.1, 0.01, 1000), (0.9, 0.01, 500)]))
         1000 x Poisson(0.01) Gaussian(1.1) + 500 x Poisson(0.01) Gaussian(0.9)
@@ -92,7 +92,7 @@ class Sampled(Event):
 
     @property
     def answers(self) -> Answers:
-        """As without the sample; and who meets which step is as good as a name where it is not drawn."""
+        """Those of ``of``; and named if participation is not random, since the step then identifies the record."""
         return _worst([self.of.answers, Answers.ANONYMOUS if self.how.drawn else Answers.NAMED])
 
 
@@ -106,7 +106,7 @@ class Repeat(Event):
     def __post_init__(self) -> None:
         of: Event = _check.instance(Event, of=self.of)
         times = _check.integer(0, times=self.times)
-        if isinstance(of, Repeat):  # never nested: equality is by what happened
+        if isinstance(of, Repeat):  # flattened, so that equal computations are equal events
             times, of = _check.integer(0, times=of.times * times), of.of
         self._keep(of=of, times=times)
 
@@ -134,7 +134,7 @@ class Compose(Event):
 
 @dataclass(frozen=True)
 class OneOf(Event):
-    """One of ``events``, chosen by coins or by what was released before, never by the data; whether the choice is told does not matter.
+    """One of ``events``, chosen at random or by earlier releases, never by the data; whether the choice is published does not matter.
 
     Equal alternatives count once.
     """
@@ -153,7 +153,7 @@ class OneOf(Event):
 
     @staticmethod
     def of(events: Iterable[Event]) -> Event:
-        """The one event where all are the same, else ``OneOf``.
+        """``OneOf(events)``, or the event itself if all are equal.
 
         >>> from hushgrad.events import Gaussian
         >>> print(OneOf.of([Gaussian(1.0), Gaussian(1.0)]), "and", OneOf.of([Gaussian(1.0), Gaussian(2.0)]))
@@ -214,7 +214,7 @@ class Unanalysed(Event):
 
 
 def counted_samples(event: Event) -> Iterator[Participation]:
-    """The samples in ``event`` that count on the number of records that it is given."""
+    """The participations in ``event`` whose theorem relies on a public number of records."""
     pending = [event]
     while pending:
         of = pending.pop()
@@ -227,10 +227,10 @@ def counted_samples(event: Event) -> Iterator[Participation]:
 
 
 def require_one_size(event: Event, relation: Relation, size: int) -> None:
-    """Refuse a group that changes a public number of records by more than one: a guarantee around one number says nothing of others.
+    """Refuse groups of several records where the number of records is public: the guarantee compares sizes that differ by one only.
 
     Raises:
-        NoTheorem: under add/remove, where a sample in ``event`` counts on that number.
+        NoTheorem: under add/remove, if a participation in ``event`` relies on that number.
     """
     if size > 1 and relation is Relation.ADD_REMOVE and next(counted_samples(event), None) is not None:
         raise NoTheorem(
@@ -240,7 +240,7 @@ def require_one_size(event: Event, relation: Relation, size: int) -> None:
 
 
 def _worst(answers: Iterable[Answers]) -> Answers:
-    """Names where somebody gives them, nothing known where somebody does not say."""
+    """The worst case: unknown if any is unknown, else named if any is named, else anonymous."""
     said = set(answers)
     return next((word for word in (Answers.UNKNOWN, Answers.NAMED) if word in said), Answers.ANONYMOUS)
 

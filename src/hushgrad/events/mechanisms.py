@@ -49,7 +49,7 @@ class DiscreteGaussian(Event):
 class DiscreteLaplace(Event):
     """Integer noise with P(k) proportional to exp(-|k|/``scale``) on an integer sum, contributions at most ``sensitivity``.
 
-    Or on each place of a ``vector`` of sums, to which a record contributes at most ``sensitivity`` in total.
+    With ``vector``: on each entry of a vector of sums, to which a record contributes at most ``sensitivity`` in total.
     """
 
     scale: float
@@ -63,7 +63,7 @@ class DiscreteLaplace(Event):
 class RandomizedResponse(Event):
     """Each record answers truthfully, except that with ``noise_probability`` the answer is uniform over ``categories``.
 
-    ``answers`` says whether the answers stand beside names or are only counted; a null record gives some answer too.
+    ``answers`` says whether the answers are published with names or only counted; a null record answers, too.
     """
 
     noise_probability: float

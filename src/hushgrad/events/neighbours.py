@@ -1,4 +1,4 @@
-"""Between which data sets a guarantee holds, and what a mechanism shows of a record that is not there."""
+"""Which data sets are neighbours, and what a mechanism reveals of an absent record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hushgrad import _check
 
 
 class Relation(enum.Enum):
-    """When two data sets are neighbours. The guarantee compares the outputs on neighbours, so it has no meaning without.
+    """When two data sets are neighbours. A guarantee compares the outputs on neighbours, so it is meaningless without a relation.
 
     | relation | neighbours | distance of the two sums of a query (contributions of norm at most 1) |
     |---|---|---|
@@ -26,7 +26,7 @@ class Relation(enum.Enum):
 
     @classmethod
     def of(cls, relation: Relation | str) -> Relation:
-        """The relation itself, or the one that a word such as ``"replace_one"`` names."""
+        """The relation named by a string such as ``"replace_one"``; a relation is returned as it is."""
         if isinstance(relation, Relation):
             return relation
         return cls(_check.one_of([r.value for r in cls], relation=relation))
@@ -38,7 +38,7 @@ class Relation(enum.Enum):
 
 
 class Absent(enum.Enum):
-    """What a mechanism sees of a record that is not there, or that is null: what amplification by sampling needs to know.
+    """What a mechanism reveals of a record that is absent or null; amplification by sampling depends on it.
 
     | value | meaning |
     |---|---|

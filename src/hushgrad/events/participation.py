@@ -10,21 +10,21 @@ from hushgrad.events._fields import shown
 
 
 class Participation(Value, family="participation"):
-    """In which steps a record may take part. The sampler promises it, the mechanism's theorem needs it.
+    """In which steps a record may take part. The sampler promises it; the mechanism's theorem relies on it.
 
-    ``drawn``: at random, alike for all records, or all of them; else a record has its place by who it is.
+    ``drawn``: participation is random and identically distributed for all records, or all take part; else it depends on the record.
     """
 
     drawn = True
 
     @property
     def counted(self) -> int | None:
-        """The public number of records that it is drawn from, where its theorem counts on one."""
+        """The public number of records, if the theorem relies on it; else None."""
         return None
 
     @property
     def drawn_number(self) -> int | None:
-        """How many records take part in a step, where that is a public number."""
+        """How many records take part in a step, if that is public; else None."""
         return None
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""The C kernels: sources, what Python and C agree on, the loader, and threads to run them on.
+"""The C kernels: sources, the interface between Python and C, the loader, and threads to run them on.
 
 Two plain shared libraries without any Python API hold them, so one build serves every Python version: ``exact``, where every operation is
-rounded by itself, so that the bits are numpy's, and ``contracted``, where products and sums may be rounded together. Each kernel has a
-reference in numpy or torch (:data:`REFERENCES`), which serves where a library was not built.
+rounded separately, so that the bits are numpy's, and ``contracted``, where a product and a sum may be fused. Each kernel has a
+reference in numpy or torch (:data:`REFERENCES`), which is used where a library was not built.
 """
 
 from hushgrad.native._abi import REFERENCES

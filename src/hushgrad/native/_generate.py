@@ -1,6 +1,6 @@
-"""Writes _abi.py and abi.c from abi.h, and the checksum of what is declared there into abi.h itself: ``make abi``.
+"""Generates _abi.py and abi.c from abi.h, and writes the checksum of its declarations into abi.h itself: ``make abi``.
 
-The header's syntax is the small part of C that its first comment names; whatever else is met is refused.
+The header uses the small subset of C that its first comment describes; anything else is refused.
 """
 
 from __future__ import annotations

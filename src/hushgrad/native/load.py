@@ -1,4 +1,4 @@
-"""Loads the C libraries, once, and refuses one that was built from other sources than this code."""
+"""Loads the C libraries once, and refuses a library that was built from other sources."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _check(handle: ctypes.CDLL, file: Path) -> None:
     try:
         number = ctypes.c_uint64.in_dll(handle, "hushgrad_abi").value
     except ValueError:
-        number = 0  # from a time when libraries did not say it
+        number = 0  # an old library without a checksum
     sizes = [ctypes.sizeof(struct) for struct in _abi.STRUCTS]
     if number == _abi.ABI:
         found = list((ctypes.c_uint64 * (1 + len(sizes))).in_dll(handle, "hushgrad_abi"))[1:]
@@ -49,15 +49,15 @@ def _check(handle: ctypes.CDLL, file: Path) -> None:
 
 
 def library(name: str, folder: Path = _HERE) -> Library | None:
-    """The library ``name``; None where it was not built or is another machine's, so that numpy and torch do its work.
+    """The library ``name``; None if it was not built, or is for another machine: numpy and torch then do its work.
 
-    HUSHGRAD_KERNEL=numpy in the environment does without all of them.
+    HUSHGRAD_KERNEL=numpy in the environment disables all of them.
     """
     if os.environ.get("HUSHGRAD_KERNEL") == "numpy":
         return None
     built = sorted(folder.glob(f"_{name}.*.so"))
     if not built:
-        if (folder / "abi.h").exists():  # a checkout: somebody forgot, or there is no compiler
+        if (folder / "abi.h").exists():  # a checkout: not built yet, or no compiler
             warnings.warn(
                 f"The C library {name} is not built; numpy and torch do its work, more slowly. "
                 "Run `pip install -e .` where there is a compiler, or set HUSHGRAD_KERNEL=numpy.",

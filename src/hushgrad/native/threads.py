@@ -1,7 +1,7 @@
 """Threads to run the C libraries on.
 
-A call through ctypes releases the interpreter's lock, so threads work side by side. They are the OpenMP threads that torch has: these
-wait for their next work without sleeping, and others would have to share the processors with them.
+A call through ctypes releases the interpreter lock, so threads run in parallel. torch's own OpenMP threads are used: they spin while they
+wait for work, and other threads would have to share the processors with them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TypeVar
 
 Job = TypeVar("Job")
 
-_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # of a parallel region
+_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # the body of a parallel region
 _home = os.getpid()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> None:
-    """``work(job)`` for every job, on at most so many threads; the result must not depend on the order."""
+    """Call ``work(job)`` for every job, on at most ``threads`` threads; the result must not depend on the order."""
     if threads <= 1:
         for job in jobs:
             work(job)
@@ -32,7 +32,7 @@ def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> 
     def run(_: object = None) -> None:
         try:
             while not errors:
-                with lock:  # each job goes to exactly one thread, also without the interpreter's own lock
+                with lock:  # each job goes to one thread, also in free-threaded Python
                     job = next(waiting, None)
                 if job is None:
                     return
@@ -46,9 +46,9 @@ def in_turns(jobs: Sequence[Job], work: Callable[[Job], None], threads: int) -> 
 
 
 def _together(run: Callable[[], None], threads: int) -> None:
-    """``run()`` on several threads, this one among them."""
+    """Call ``run()`` on several threads, including this one."""
     parallel = _parallel()
-    if parallel is not None and os.getpid() == _home:  # OpenMP's threads stay in the parent of a forked child
+    if parallel is not None and os.getpid() == _home:  # a forked child does not inherit OpenMP's threads
         parallel(_BODY(run), None, threads, 0)
         return
     helpers = [_pool(threads).submit(run) for _ in range(threads - 1)]
@@ -59,7 +59,7 @@ def _together(run: Callable[[], None], threads: int) -> None:
 
 @cache
 def _parallel() -> Callable[..., None] | None:
-    """What OpenMP programs open a parallel region with, from the library that torch has loaded; None where it has another name."""
+    """The function of torch's OpenMP library that opens a parallel region; None if it is not found."""
     try:
         function = ctypes.CDLL(None)["GOMP_parallel"]
     except (OSError, AttributeError, TypeError):
@@ -69,7 +69,7 @@ def _parallel() -> Callable[..., None] | None:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    place = (os.getpid(), threads)  # a forked child must not inherit a pool whose threads stayed in the parent
+    place = (os.getpid(), threads)  # a forked child must not use a pool whose threads exist only in the parent
     if place not in _pools:
         _pools[place] = ThreadPoolExecutor(threads - 1, thread_name_prefix="hushgrad")
     return _pools[place]

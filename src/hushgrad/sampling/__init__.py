@@ -1,4 +1,4 @@
-"""Sampling: who takes part in which step, and the loader that deals the batches."""
+"""Sampling: samplers decide which records take part in which step; the loader reads the batches that they draw."""
 
 from __future__ import annotations
 

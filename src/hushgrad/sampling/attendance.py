@@ -1,4 +1,4 @@
-"""Who took part: counted as the batches are dealt, and held against what the sampler promises."""
+"""Attendance: counts which records took part in which steps, and compares the counts with what the sampler promises."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hushgrad.events import (
     TruncatedPoisson,
 )
 
-_MOST = 255  # one byte each; a count that reaches it stays there
+_MOST = 255  # counts are single bytes and saturate here
 _MANY = 1 << 40
-TOGETHER = 4096  # participations that are entered together, about
-_ALARM = 1e-12  # probability of a false alarm of the test of a rate
+TOGETHER = 4096  # participations that are written in one go, roughly
+_ALARM = 1e-12  # false-alarm probability of the test of the sampling rate
 
 
 class Attendance:
-    """Counts and smallest gaps of every record (or unit), one byte each. As secret as the key: never released.
+    """How often each record (or unit) took part, and its smallest gap between two participations. As secret as the key; never released.
 
-    A promise about one record (how often, how far apart) is checked when a batch is dealt, before its step is taken; the
-    promise of a rate at the end, by a test that is wrong once in 10^12 runs.
+    A promise about single records (how often, how far apart) is checked when a batch is drawn, before its step is taken. A promised
+    sampling rate is tested at the end of the run, with a false-alarm probability of 1e-12.
 
         >>> book = Attendance(MinSep(gap=3, times=2), units=4)
         >>> book.enter(0, np.array([0, 1])); book.enter(3, np.array([0]))
@@ -43,23 +43,23 @@ class Attendance:
     def __init__(self, promise: Participation, *, units: int) -> None:
         self._promise, self._units = promise, units
         self._size, (self._least, self._most) = _size(promise), _bounds(promise)
-        # Whether anything is promised of a single step, so that it must be asked before it is taken.
+        # Whether the promise restricts single steps, so that each must be checked before it is taken.
         self.asks = self._size is not None or self._least > 1 or self._most <= _MOST
         self._count = np.zeros(units, np.uint8)
         self._gap = np.full(units, _MOST, np.uint8)
         self._last = np.full(units, -1, np.int32)
         self._total = self._steps = 0
-        self.noted: dict[int, np.ndarray] = {}  # by step: who was found to be allowed, and is not entered yet
+        self.noted: dict[int, np.ndarray] = {}  # by step: records that passed the check but are not counted yet
 
     def require(self, step: int, chosen: np.ndarray) -> None:
-        """Before ``chosen`` take part in ``step``; nothing is entered.
+        """Check that the records ``chosen`` may take part in ``step``, without counting them.
 
         Raises:
             CaptureError: where one of them may not; the step has not been taken.
         """
         if self._size is not None and not self._size[0] <= len(chosen) <= self._size[1]:
             raise self._broken(f"{len(chosen)} records took part in step {step},")
-        if self._least > 1 or self._most <= _MOST:  # else nothing is promised of a record
+        if self._least > 1 or self._most <= _MOST:  # else the promise does not restrict single records
             self.enter_noted()
             self._require(step, self._gaps(step, chosen), self._count[chosen])
 
@@ -70,7 +70,7 @@ class Attendance:
         return gaps
 
     def enter(self, step: int, chosen: np.ndarray) -> None:
-        """``chosen`` take part in ``step``.
+        """Check and count: the records ``chosen`` take part in ``step``.
 
         Raises:
             CaptureError: where one of them may not; the step has not been taken.
@@ -80,11 +80,11 @@ class Attendance:
         self.enter_noted()
 
     def enter_noted(self) -> None:
-        """Enter who was noted, many steps together: one by one they are many small calls in every step. Nothing can go wrong any more."""
+        """Count the participations in ``noted``, many steps at once, which is faster than in each step. They have been checked already."""
         for step, chosen in [*self.noted.items()]:
             gap, count, added = np.minimum(self._gap[chosen], self._gaps(step, chosen)), self._count[chosen], len(chosen)
             count[count < _MOST] += 1
-            # From here on nothing is called, so that no interrupt comes between: a step is entered once, and whole.
+            # No calls from here on, so that no interrupt can leave a step counted in part or twice.
             self._gap[chosen], self._count[chosen], self._last[chosen] = gap, count, step
             self._total += added
             self._steps += 1
@@ -103,13 +103,13 @@ class Attendance:
         )
 
     def check(self) -> str:
-        """At the end of a run: in what way the rate was not the promised one; empty if it was, or if none is promised."""
+        """At the end of a run: how the sampling rate differed from the promised one, in words; empty if it agrees or none is promised."""
         self.enter_noted()
         rate = _rate(self._promise)
         if rate is None or not self._steps:
             return ""
         draws = float(self._units) * self._steps
-        # Bernstein's inequality for a sum of independent coins.
+        # Bernstein's inequality for a sum of independent Bernoulli variables.
         log = math.log(2 / _ALARM)
         slack = math.sqrt(2 * draws * rate * (1 - rate) * log) + 2 / 3 * log
         if abs(self._total - rate * draws) <= slack:
@@ -119,7 +119,7 @@ class Attendance:
     # Saving --------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The book as tensors. Sensitive."""
+        """The counts as tensors. Sensitive."""
         import torch
 
         self.enter_noted()
@@ -128,14 +128,14 @@ class Attendance:
         return {**tensors, "total": self._total, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the book of an interrupted run."""
+        """Continue the counts of an interrupted run."""
         self.noted = {}
         self._count, self._gap, self._last = (np.array(state[name].numpy()) for name in ("count", "gap", "last"))
         self._total, self._steps = int(state["total"]), int(state["steps"])
 
 
 def _bounds(promise: Participation) -> tuple[int, int]:
-    """(smallest gap, largest number of times) that are promised of every record."""
+    """(smallest gap, largest number of participations) promised for every record."""
     if isinstance(promise, MinSep):
         return promise.gap, promise.times
     if isinstance(promise, CyclicPoisson):
@@ -146,14 +146,14 @@ def _bounds(promise: Participation) -> tuple[int, int]:
 
 
 def _size(promise: Participation) -> tuple[int, int] | None:
-    """(fewest, most) records of a batch, where that is promised."""
+    """(smallest, largest) promised batch size, or None."""
     if isinstance(promise, FixedSize):
         return promise.size, promise.size
     return (0, promise.size) if isinstance(promise, TruncatedPoisson) else None
 
 
 def _rate(promise: Participation) -> float | None:
-    """The probability of a record to take part in a step, where all records decide independently in every step."""
+    """The sampling rate, if records take part independently in every step; else None."""
     if isinstance(promise, Poisson):
         return promise.rate
     return 1.0 if isinstance(promise, Everyone) else None

@@ -45,7 +45,7 @@ class BallsInBins(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One deal, and one in every epoch."""
+        """One throw for all epochs, and one for each."""
         return (cls(bins=4, epochs=3), cls(bins=4, epochs=3, fresh=True))
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class BallsInBins(Sampler):
         return events.BallsInBins(bins=self.bins, epochs=self.epochs, fresh=self.fresh)
 
     def meant_for(self, batch_size: float) -> float:
-        """Of all bins together."""
+        """``bins`` times ``batch_size``."""
         return self.bins * batch_size
 
     def dealer(self, n: int, draws: Draws) -> Deal:

@@ -30,16 +30,16 @@ class Sampler(Value, family="sampler"):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """Small instances, for 30 records where the number is public: what the conformance tests run over."""
+        """Small instances for the conformance tests; where the number of records is public, it is 30."""
         return (cls(),)
 
     @property
     def most(self) -> int | None:
-        """Records in a batch, at most, where that is public; None (the default): nobody knows."""
+        """The largest possible batch, where that is public; None (the default) if there is no public bound."""
         return None
 
     def meant_for(self, batch_size: float) -> float | None:
-        """The public number of records whose expected batch is ``batch_size``; None (the default) where no number follows."""
+        """The public data set size at which the expected batch has ``batch_size`` records; None (the default) if it is not determined."""
         return None
 
     @abstractmethod
@@ -48,9 +48,9 @@ class Sampler(Value, family="sampler"):
 
     @abstractmethod
     def dealer(self, n: int, draws: Draws) -> Deal:
-        """The batches of a run over ``n`` records: a pure function of the key of ``draws`` and the step.
+        """A function from a step to the record numbers in its batch, for ``n`` records; it depends on the key of ``draws`` alone.
 
-        No state passes from one step to the next, so a resumed run deals step t again without the steps before it.
+        No state passes from one step to the next, so a resumed run draws step t again without the steps before it.
         """
 
     def batches(self, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Batches that carry the loader's stamp (which step they belong to, and who takes part), and how they are cut into parts."""
+"""Batches with the loader's stamp (which step they belong to, and which records are in it), and how they are split."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Batch:
-    """What a collate function returned (a tuple, list, dict or tensor, and still one), with the loader's stamp.
+    """What a collate function returned (a tuple, list, dict or tensor, and still an instance of that type), with the loader's stamp.
 
-    ``step``: the step that it was drawn for. ``examples``: how many examples it holds; a batch of nobody is one too, and its step must be
-    taken. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples,
-    at the end, are copies of the first one that fill it up and do not count (few examples or none, certified runs, plans with ``pad_to``).
+    ``step``: the step that it was drawn for. ``examples``: how many examples it holds; it may be 0, and the step must be taken all the
+    same. ``units``: with user-level privacy a (examples,) tensor of unit numbers, else None. ``padding``: how many of the examples, at the
+    end, are copies of the first one that count nothing (small or empty batches, certified runs, plans with ``pad_to``).
 
         >>> from hushgrad.sampling.batch_loader import stamp
         >>> batch = stamp([torch.arange(5), torch.ones(5, 2)], step=3, examples=5)
@@ -34,14 +34,14 @@ class Batch:
     units: Tensor | None
     padding: int
     part: int | None  # None: the whole batch of its step; else the number of this micro-batch
-    cut: int | None  # the size that was asked for, of a micro-batch
+    cut: int | None  # the size that ``split`` was called with, for a micro-batch
     _issue: Callable[[Batch], None] | None
-    _sizes: Sizes  # that a batch or part is filled up to
+    _sizes: Sizes  # to which a batch or micro-batch is padded
     _fixed: bool  # every batch of the run has this one's size
-    # the dimension of its tensors that holds the examples, if somebody knows; else the first
+    # the dimension of its tensors that holds the examples, if it is known; else the first
     _dim: Callable[[], int | None] | None
-    _follows: Callable[[], bool] | None  # whether its sizes follow from its largest example; None: its examples are of one size
-    _records: np.ndarray | None  # the numbers of all records, or units, that take part in the step, in every process
+    _follows: Callable[[], bool] | None  # whether its largest example sets its shape; None: all examples have one size
+    _records: np.ndarray | None  # the numbers of all records (or units) in the step, over all processes
 
     def split(self, size: int) -> Iterator[Batch]:
         """Micro-batches of at most ``size`` examples, each with this batch's stamp; an empty batch is one empty part.
@@ -61,16 +61,16 @@ class Batch:
         return part
 
     def _part(self, first: int, last: int, number: int, cut: int | None = None) -> Batch:
-        """Examples [first, last), filled up with copies of the first of them."""
+        """Examples [first, last), padded with copies of the first of them."""
         counted = self.examples - self.padding
-        more = self._sizes.rows(last - first, cut) - (last - first) if self.examples else 0  # without a row there is none to copy
+        more = self._sizes.rows(last - first, cut) - (last - first) if self.examples else 0  # an empty batch has no row to copy
         padding = more + last - max(first, min(last, counted))
         rows: slice | list[int] = slice(first, last + more)
-        if more and not (first == 0 and counted <= last and last + more <= self.examples):  # else the copies are there already
+        if more and not (first == 0 and counted <= last and last + more <= self.examples):  # else the batch's own padding serves
             rows = [*range(first, last), *[first] * more]
         data = _rows(_plain(self), rows, self.examples, (self._dim and self._dim()) or 0)
         part: Batch = data.as_subclass(TensorBatch) if isinstance(data, Tensor) else _made(type(self), data)
-        vars(part).update(vars(self))  # the same stamp, but for these
+        vars(part).update(vars(self))  # the same stamp, except for the following
         part.examples, part.padding, part.part, part.cut, part._records = last - first + more, padding, number, cut, None
         part.units = None if self.units is None else self.units[rows]
         return part
@@ -108,20 +108,20 @@ def _plain(batch: Batch) -> Any:
 
 
 def _made(kind: Any, data: Any) -> Any:
-    """``data`` as one of a kind: a named tuple takes its fields one by one, a plain tuple takes them as one iterable."""
+    """``data`` as an instance of ``kind``: a named tuple takes its fields one by one, a plain tuple takes one iterable."""
     base = kind.__mro__[2] if issubclass(kind, Batch) else kind
     return kind(*data) if issubclass(base, tuple) and base is not tuple else kind(data)
 
 
 def empty_like(data: Any, dim: int = 0) -> Any:
-    """A batch of one example, cut to none: every tensor keeps its other sizes and its dtype."""
+    """An empty batch, made from a batch of one example: every tensor keeps its dtype and its other dimensions."""
     return _rows(data, slice(0, 0), 1, dim)
 
 
 def _rows(data: Any, rows: slice | list[int], examples: int, dim: int = 0) -> Any:
-    """Of what has one entry per example, these; the rest (a broadcast mask, a scalar) whole.
+    """Select ``rows`` from everything with one entry per example; the rest (a broadcast mask, a scalar) stays whole.
 
-    ``dim``: where tensors have their examples, but for those of one dimension.
+    ``dim``: the dimension of the examples, except in one-dimensional tensors.
     """
     if isinstance(data, Tensor):
         where = dim if data.dim() > 1 else 0

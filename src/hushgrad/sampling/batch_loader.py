@@ -1,4 +1,4 @@
-"""Dealing: the sampler's batches are fetched from a data set, each stamped with its step, and handed out in order."""
+"""The loader: fetches the sampler's batches from a data set, stamps each with its step, and hands them out in order."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _REDEALT = (
 
 
 class _Hand(NamedTuple):
-    """What is fetched for one step, before it is stamped."""
+    """The data of one step as a worker returns it, before it is stamped."""
 
     step: int
     examples: int
     units: Tensor | None
     padding: int
     data: Any
-    smallest: int | None  # the number of its smallest example, where they are not of one size
+    smallest: int | None  # the number of its smallest example, if their sizes differ
 
 
 class Steps:
-    """The sampler of the inner DataLoader: (step, the records that take part) from ``first`` on."""
+    """The sampler of the inner DataLoader: pairs (step, records of this process) from step ``first`` on."""
 
     def __init__(self, deal: Deal, first: int, stop: int, rank: int, world_size: int) -> None:
         self._deal, self._first, self._stop, self._rank, self._world_size = deal, first, stop, rank, world_size
-        # All that take part, those of other processes too, of steps that are not handed out yet: workers are a few ahead.
+        # For steps not handed out yet (workers are a few ahead): all records that take part, also those of other processes.
         self.dealt: dict[int, np.ndarray] = {}
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -57,7 +57,7 @@ class Steps:
 
 
 class Hands(Dataset[_Hand]):
-    """Map-style view of the data, asked for whole steps: runs in the workers, fetches and collates."""
+    """The data as a map-style data set of whole steps: fetches and collates a step's records, in the workers."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class Hands(Dataset[_Hand]):
         self._dataset, self._units, self._collate, self._draws = dataset, units, collate, draws
         self._seeds, self._rank = Seeds(seeds), rank
         self._copies, self.sizes, self.fixed = copies, sizes, fixed
-        # Records from which on a batch is left as it is; None: it is filled up to a size, however many there are.
+        # From this number of records on a batch is not padded; None: it is always padded.
         self._enough = None if fixed is not None or sizes.fine is None else -(-sizes.fine // copies)
         self._empty: Any = None
-        self._dim: tuple[int | None] | None = None  # once it was looked for
+        self._dim: tuple[int | None] | None = None  # cached
 
     def __getitem__(self, asked: tuple[int, np.ndarray]) -> _Hand:
         step, chosen = asked
         indices, unit = (chosen, None) if self._units is None else self._units.expand(chosen, step=step, draws=self._draws)
         padding = 0 if self._enough is not None and len(indices) >= self._enough else self._missing(len(indices))
-        if padding:  # copies of the first, after all others
+        if padding:  # padding: copies of the first record, at the end
             first = indices[:1] if len(indices) else np.zeros(1, np.int64)
             indices = np.append(indices, np.repeat(first, padding))
             unit = None if unit is None else np.append(unit, np.zeros(padding, np.int64))
@@ -94,7 +94,7 @@ class Hands(Dataset[_Hand]):
         return _Hand(step, len(indices), units, padding, *self._fetch(step, indices))
 
     def _missing(self, count: int) -> int:
-        """Examples that are missing to the size of a batch."""
+        """How many examples of padding a batch of ``count`` needs."""
         size = self.fixed or count
         if size < count:
             raise ArgumentError(f"Expected a batch to have at most {self.fixed} examples. This is a defect of its sampler.")
@@ -104,28 +104,28 @@ class Hands(Dataset[_Hand]):
         return size - count
 
     def _fetch(self, step: int, indices: np.ndarray) -> tuple[Any, int | None]:
-        """Every record, copies of one side by side; and the number of the smallest where a function of somebody's own may pad them."""
+        """The collated records, copies of one adjacent; and the smallest record's number, if a custom collate function may pad them."""
         if not len(indices):
             return self._nothing(), None
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
-            # The same result as collating example by example, without the loop: one gather per tensor.
+            # The same result as collating single examples, by one gather per tensor.
             where = torch.from_numpy(indices)
             return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)], None
         with self._seeds.kept():
             read = [self._seeds.read(self._dataset, step, c, i) for i in indices.tolist() for c in range(self._copies)]
             place = None if self._collate is default_collate else smallest(read)
-            self._seeds.start(step, self._rank)  # of several processes each draws for its own rows
+            self._seeds.start(step, self._rank)  # each process draws for its own rows
             return self._collate(read), None if place is None else int(indices[place // self._copies])
 
     def follows(self, step: int, record: int, sizes: list[tuple[int, ...]]) -> bool:
-        """Whether a batch of these sizes has them from its largest record: this one, the smallest, has others alone."""
+        """Whether a batch has these sizes because of its largest record: the smallest ``record``, collated alone, has other sizes."""
         with self._seeds.kept():
             read = self._seeds.read(self._dataset, step, 0, record)
             self._seeds.start(step, self._rank)
             return sizes_apart(self._collate([read]), self.dim() or 0) != sizes
 
     def dim(self) -> int | None:
-        """The dimension of a batch's tensors that holds the examples; None if that cannot be said of all of them."""
+        """The dimension of a batch's tensors that holds the examples; None if they disagree."""
         if self._dim is None:
             with self._seeds.kept():
                 self._seeds.start(0)
@@ -133,7 +133,7 @@ class Hands(Dataset[_Hand]):
         return self._dim[0]
 
     def keeps_apart(self) -> bool:
-        """Whether a record is read, and collated, in the same way whoever the others are, as far as a few show."""
+        """Whether reading and collating a record does not depend on the other records, tested on a few of them."""
         return read_alone(self._dataset, self._collate, self._seeds) and keeps_apart(self._dataset, self._collate, self._seeds)
 
     def _nothing(self) -> Any:
@@ -193,9 +193,9 @@ def _as_dealt(hand: Any) -> Any:
 
 
 class BatchLoader:
-    """Deals each step's batch once, in order; one loop over it is the whole run.
+    """Yields each step's batch once, in order; one loop over it is the whole run.
 
-    It is not a ``DataLoader``, and nothing in it can be re-dealt: ``.sampler`` and ``.batch_sampler`` raise, so frameworks
+    It is not a ``DataLoader``, and its batches cannot be redrawn: ``.sampler`` and ``.batch_sampler`` raise, so frameworks
     that shard batches or swap samplers stop instead of changing what the privacy accounting relies on. A loop that was left
     early goes on where it stopped. After the last step a further loop raises :class:`~hushgrad.errors.BudgetExceeded`; but where a run
     was resumed whose last step had been taken (``finished``) there is nothing to loop over, and the program goes on to its own end.
@@ -217,7 +217,7 @@ class BatchLoader:
         self._next, self._stop = start, stop
 
     def __len__(self) -> int:
-        """How many steps are still to be dealt."""
+        """How many steps are left."""
         return self._stop - self._next
 
     @property
@@ -272,7 +272,7 @@ class BatchLoader:
 
     @property
     def dataset(self) -> NoReturn:
-        """Refused: the batches must not be dealt by anybody else."""
+        """Raises: no other loader may draw the batches."""
         raise ArgumentError(_REDEALT)
 
     sampler = batch_sampler = dataset
@@ -282,7 +282,7 @@ class BatchLoader:
 
 
 def _lost(error: RuntimeError | ConnectionError | EOFError) -> WorkerLost:
-    """The many ways in which torch reports a dead worker are one error; what is none of them is raised as it is."""
+    """A :class:`WorkerLost` for the various errors by which torch reports a dead worker; any other error is raised again."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         raise error
     return WorkerLost(

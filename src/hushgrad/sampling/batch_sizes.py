@@ -1,4 +1,4 @@
-"""How many rows a physical batch has: a public function of how many examples are in it."""
+"""The number of rows of a physical batch, padding included, as a public function of its number of examples."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Sizes(NamedTuple):
-    """The sizes of batches in which a row has the same bits; others are filled up to the next one by rows of weight 0.
+    """Batch sizes at which a row's result has the same bits; other batches are padded to the next such size by rows of weight 0.
 
-    ``multiple``: fewer than ``fine`` examples are filled up to a multiple of it. ``fine``: so many and more are left as they are (None:
-    all are filled up). ``few``: micro-batches that are cut to at most so many examples all have as many rows as they are cut to, so that
-    one record more or less changes nobody's shape; they are not filled up any further. ``least``: fewer examples have as many
-    rows as so many; with 1 there is no batch without a row, which many models cannot read.
+    ``multiple``: batches of fewer than ``fine`` examples are padded to a multiple of this. ``fine``: batches of at least this size are not
+    padded (None: all are). ``few``: micro-batches split at this size or below all have exactly the size that they are split at, so
+    that one more or one less record changes no other's shape. ``least``: the smallest number of rows; with 1 there are no empty
+    batches, which many models cannot process.
 
         >>> [Sizes(multiple=4, fine=6).rows(count) for count in range(9)]
         [4, 4, 4, 4, 4, 8, 6, 7, 8]
@@ -36,4 +36,4 @@ class Sizes(NamedTuple):
         return -(-count // self.multiple) * self.multiple
 
 
-AS_THEY_COME = Sizes(least=0)  # nothing is filled up
+AS_THEY_COME = Sizes(least=0)  # no padding

@@ -1,4 +1,4 @@
-"""What code names: the variables and attributes that a data set reads its records from."""
+"""Names in code: the variables and attributes from which a data set reads its records."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import types
 
 
 def own_classes(kind: type) -> list[type]:
-    """A class and those that it comes from; torch's own hold nobody's records."""
+    """A class and its bases, without those of torch, which hold no records."""
     return [cls for cls in kind.__mro__ if cls is not object and cls.__module__.partition(".")[0] not in ("torch", "typing")]
 
 
 def methods_of(kind: type) -> dict[str, types.FunctionType]:
-    """The functions of a class by name, those behind properties, too."""
+    """The functions of a class by name, including those behind properties."""
     found: dict[str, types.FunctionType] = {}
     for cls in reversed(own_classes(kind)):
         for name, each in vars(cls).items():
@@ -24,7 +24,7 @@ def methods_of(kind: type) -> dict[str, types.FunctionType]:
 
 
 def names_of_reading(kind: type) -> set[str]:
-    """Every name in the code that reads a record, in the methods that it names, and so on."""
+    """Every name in the code that reads a record, and in the methods that it calls, recursively."""
     methods, names, todo = methods_of(kind), set[str](), ["__getitem__", "__getitems__"]
     while todo:
         method = methods.pop(todo.pop(), None)
@@ -36,6 +36,6 @@ def names_of_reading(kind: type) -> set[str]:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Every name of a variable, an attribute or a function in ``code`` and in the functions that it makes."""
+    """Every name of a variable, attribute or function in ``code`` and in the functions defined inside it."""
     inner = (names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return set(code.co_names).union(*inner)

@@ -1,4 +1,4 @@
-"""Where a collate function puts the examples, by what grows when there are more of them; whether it keeps them apart, and pads them."""
+"""Checks of a collate function: which dimension holds the examples, whether it mixes examples, and whether it pads them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.utils.data import TensorDataset, default_collate
 
 from hushgrad.sampling.seeds import UNSEEDED, Seeds
 
-_AGAIN = 12  # records that are read twice
-_SPREAD = (5**0.5 - 1) / 2  # of whose multiples the fractions are spread evenly, in step with nothing
+_AGAIN = 12  # records that are read twice by ``read_alone``
+_SPREAD = (5**0.5 - 1) / 2  # golden ratio: the fractional parts of its multiples are spread evenly
 
 
 def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
-    """The dimension of a batch's tensors that grows with its examples; None if they do not agree, or rows are not side by side.
+    """The dimension of a batch's tensors that grows with its examples; None if tensors disagree, or an example's rows are not adjacent.
 
-    Nothing is kept of the two records but this.
+    It is found by collating two records; nothing else about them is kept.
 
         >>> grown_dim([torch.ones(4, 3)] * 2, lambda records: torch.stack(records, 1))
         1
@@ -30,14 +30,14 @@ def grown_dim(dataset: Any, collate: Callable[[list[Any]], Any]) -> int | None:
         return 0
     first, second = (dataset[i % len(dataset)] for i in range(2))
     made = [dict(_leaves(collate(records))) for records in ([first], [first] * 2, [first] * 3, [first, second])]
-    # By their place: a list with a string for each example has more leaves where there are more of them.
+    # Compared by path: a list with one string per example has more leaves if there are more examples.
     tensors = [where for where, leaf in made[0].items() if isinstance(leaf, Tensor) and leaf.dim() > 1]
     found = {_grown(*(leaves.get(where) for leaves in made)) for where in tensors}
     return found.pop() if len(found) == 1 else None
 
 
 def _grown(one: Any, two: Any, three: Any, both: Any) -> int | None:
-    """Where copies of a record make a tensor longer; of rows that are joined, only if the second record's follow the first's."""
+    """The dimension in which copies of a record make a tensor longer, if the second record's rows follow the first's."""
     if not all(isinstance(leaf, Tensor) and leaf.dim() == one.dim() for leaf in (one, two, three, both)):
         return None
     grown = [d for d in range(one.dim()) if one.shape[d] != two.shape[d]]
@@ -48,10 +48,10 @@ def _grown(one: Any, two: Any, three: Any, both: Any) -> int | None:
 
 
 def keeps_apart(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds = UNSEEDED) -> bool:
-    """Whether a record has the same rows in a batch whoever the others are, as far as six records show.
+    """Whether a record's rows in a batch do not depend on the other records, tested on up to six records.
 
-    Mixup and centring by the batch do not keep records apart, nor do random numbers that go on from row to row, where one record less
-    moves those of the next; padding to the longest one does. ``seeds`` make random numbers the same again.
+    False for mixup, for centring by the batch mean, and for random numbers drawn in sequence over the rows, where removing a record
+    shifts those of the next ones. True for padding to the longest record. ``seeds`` repeat the random numbers of each collation.
 
         >>> keeps_apart([torch.ones(3), torch.zeros(3)], torch.stack)
         True
@@ -63,24 +63,24 @@ def keeps_apart(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds 
     made = []
     with seeds.kept():
         a, b, c, d, e, f = (seeds.read(dataset, 0, 0, len(dataset) * k // 6) for k in range(6))
-        e, f = (e, f) if len(dataset) > 2 else (a, a)  # a record among copies of itself
+        e, f = (e, f) if len(dataset) > 2 else (a, a)  # a record with copies of itself
         for records in ([a, b, c, d], [a, d, c, b], [a, e, c, f], [a, c, d]):
             seeds.start(0)
             made.append({where: t for where, t in _leaves(collate(records)) if isinstance(t, Tensor)})
         dim = grown_dim(dataset, collate)
     first, *others, fewer = made
-    # Where records have other places, say one tensor of each object that is in an image, nothing can be said.
+    # If records are not found at the same paths (say, one tensor for each object in an image), nothing can be decided.
     return all(_kept(first[where], other[where], dim) for other in others for where in first.keys() & other.keys()) and all(
         _kept_without(first[where], fewer[where], dim) for where in first if first.keys() == fewer.keys()
     )
 
 
 def read_alone(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds) -> bool:
-    """Whether a record that is read again, after others, comes out as it did, as far as a few records show.
+    """Whether a record that is read again, after others, has the same content, tested on a few records.
 
-    It does where a data set draws from the random numbers that ``seeds`` start anew. A generator of its own goes on from record to
-    record: then one record more moves what is dealt for all that come after it. Records are compared as they are, and as a batch has
-    them, where an image or an object of one's own has become a tensor.
+    It has if the data set draws its random numbers from the global states that ``seeds`` set. A generator of its own continues from
+    record to record, so that one more record changes all later ones. Records are compared as read and as collated, where an image or a
+    custom object has become a tensor.
 
         >>> read_alone([torch.ones(3)] * 2, default_collate, Seeds(bytes(32)))
         True
@@ -99,7 +99,7 @@ def read_alone(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds) 
 
 
 def _leaves(value: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All that is in nested lists, tuples, mappings and dataclasses, of whatever class, each with its place."""
+    """The leaves of nested lists, tuples, mappings and dataclasses, each with its path."""
     if isinstance(value, Mapping):
         inside: Any = value.items()
     elif isinstance(value, (list, tuple)) and not isinstance(value, PackedSequence):
@@ -114,19 +114,19 @@ def _leaves(value: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def _content(leaf: Any) -> Any:
-    """What can be compared of a part of a record: of an object of another kind nothing is said."""
+    """A comparable form of a leaf; None for objects of unknown kinds, which are not compared."""
     if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
         numbers = torch.empty(leaf.numel(), dtype=leaf.dtype).copy_(
             leaf.detach().reshape(-1)
-        )  # of any type, also those unknown to numpy
+        )  # bytes, for dtypes that numpy lacks too
         return leaf.dtype, leaf.shape, numbers.view(torch.uint8).numpy().tobytes()
     if isinstance(leaf, np.ndarray):
         return leaf.tobytes()
-    return repr(leaf) if isinstance(leaf, (int, float, complex, str, bytes)) else None  # nan is nan
+    return repr(leaf) if isinstance(leaf, (int, float, complex, str, bytes)) else None  # as text, so that NaN equals NaN
 
 
 def _kept(first: Tensor, other: Tensor, dim: int | None) -> bool:
-    """Whether the first and third of four records have the same rows; of records padded to another length nothing can be said."""
+    """Whether the first and third of four records have the same rows; True if they are padded to another length."""
     if first.shape != other.shape:
         return True
     where = 0 if first.dim() == 1 else dim
@@ -137,7 +137,7 @@ def _kept(first: Tensor, other: Tensor, dim: int | None) -> bool:
 
 
 def _kept_without(first: Tensor, fewer: Tensor, dim: int | None) -> bool:
-    """Whether the first, third and fourth of four records have the same rows without the second; of other sizes nothing can be said."""
+    """Whether the first, third and fourth of four records have the same rows without the second; True if sizes differ."""
     where = 0 if first.dim() == 1 else dim
     if where is None or not first.dim():
         return True
@@ -148,7 +148,7 @@ def _kept_without(first: Tensor, fewer: Tensor, dim: int | None) -> bool:
 
 
 def smallest(records: Sequence[Any]) -> int | None:
-    """The place of the smallest of these records; None where all are of one size, as far as their lengths and shapes say.
+    """The index of the smallest record by lengths and shapes; None if all have one size.
 
     >>> smallest([{"ids": [1, 2, 3]}, {"ids": [4]}, {"ids": [5, 6]}]), smallest([torch.ones(3), torch.zeros(3)])
     (1, None)
@@ -158,7 +158,7 @@ def smallest(records: Sequence[Any]) -> int | None:
 
 
 def _extent(item: Any, depth: int = 4) -> tuple[int, ...]:
-    """All lengths and sizes in a record, in a row."""
+    """All lengths and shapes in a record, flattened."""
     if isinstance(item, (str, bytes)):
         return (len(item),)
     if isinstance(shape := getattr(item, "shape", None), tuple):  # of a tensor or an array
@@ -172,6 +172,6 @@ def _extent(item: Any, depth: int = 4) -> tuple[int, ...]:
 
 
 def sizes_apart(batch: Any, dim: int) -> list[tuple[int, ...]]:
-    """The sizes of a batch's tensors, without the dimension that holds the examples."""
+    """The shapes of a batch's tensors without the dimension that holds the examples."""
     tensors = (t for _, t in _leaves(batch) if isinstance(t, Tensor) and t.dim() > 1)
     return [(*t.shape[:dim], *t.shape[dim + 1 :]) for t in tensors]

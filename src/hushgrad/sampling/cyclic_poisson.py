@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling: what amplifies banded noise."""
+"""Cyclic Poisson sampling, under which banded noise is amplified."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CyclicPoisson(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One."""
+        """One instance."""
         return (cls(period=4, rate=0.4, steps=12),)
 
     def participation(self) -> events.CyclicPoisson:
@@ -49,7 +49,7 @@ class CyclicPoisson(Sampler):
         return events.CyclicPoisson(period=self.period, rate=self.rate)
 
     def meant_for(self, batch_size: float) -> float:
-        """Of all groups together: a batch is drawn from one of them."""
+        """``period`` x ``batch_size`` / ``rate``: a batch is drawn from one of ``period`` groups."""
         return self.period * batch_size / self.rate
 
     def dealer(self, n: int, draws: Draws) -> Deal:

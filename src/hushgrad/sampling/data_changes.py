@@ -1,9 +1,9 @@
-"""Whether a data set is still what it was: content that was there when a run began must be there unchanged.
+"""Detects whether a data set has changed since its run began.
 
-A digest for each attribute (of objects inside objects, too), taken when a run first sees its data, compared when it is given them again
-and when it tells what it cost. Content may come, since data sets keep what they have read; none may go or change. Files count by
-their size and the time of their last change; random generators, single numbers and the insides of objects that are
-neither plain nor arrays (a tokenizer) do not count.
+Each attribute (also of nested objects) gets a digest when a run first sees its data; it is compared when the run is given the data again
+and when it reports what it spent. New content may appear, since data sets cache what they have read; none may vanish or change. Files
+count by size and modification time. Random generators, single numbers and the insides of objects that are neither plain nor arrays
+(a tokenizer) do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHANCE = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, r
 
 
 class _Kept(Content):
-    """The content of one attribute; those of an object inside go into ``found`` by themselves."""
+    """The content of one attribute; attributes of a nested object get entries of their own in ``found``."""
 
     def __init__(self, key: bytes, *, hashed: UniversalHash | None = None, found: dict[str, str], place: str = "") -> None:
         super().__init__(key, hashed=hashed)
@@ -44,14 +44,14 @@ class _Kept(Content):
             super()._say(what, content)
 
     def _attributes(self, attributes: Mapping[str, Any], depth: int, record: bool) -> None:
-        if self._opaque or record:  # of one record in a list: the list counts as a whole
+        if self._opaque or record:  # an object in a list: the list has one digest
             super()._attributes(attributes, depth, record)
             return
         for name, value in attributes.items():
             self._own(f"{self._place}.{name}", value, depth)
 
     def _named_in(self, functions: Iterable[types.FunctionType], depth: int) -> None:
-        """Lists that code names may be a program's notes: numbers in memory only."""
+        """Digest only the arrays, tensors and data sets that code names: a named list may be a log that the program writes."""
         for function in functions:
             named = {name: function.__globals__.get(name) for name in names_in(function.__code__)}
             for name, value in named.items():
@@ -59,7 +59,7 @@ class _Kept(Content):
                     self._own(f"{self._place} {name}", value, depth)
 
     def _sequence(self, items: Any, depth: int) -> None:
-        if any(isinstance(item, Dataset) for item in items[:1]):  # data sets behind each other
+        if any(isinstance(item, Dataset) for item in items[:1]):  # concatenated data sets
             for number, item in enumerate(items):
                 self._own(f"{self._place}[{number}]", item, depth)
         else:
@@ -78,7 +78,7 @@ class _Kept(Content):
         self._opaque = before
 
     def _paths_in(self, items: Any) -> None:
-        """Many files are not looked at one by one while a run goes on."""
+        """Skip files named in lists: there may be too many to check during a run."""
 
     def _file(self, name: str) -> None:
         if os.path.isfile(name):
@@ -87,7 +87,7 @@ class _Kept(Content):
 
 
 def content_of(dataset: Any, key: bytes) -> dict[str, str]:
-    """A digest under ``key`` for every attribute of ``dataset`` that holds content; for a list or an array, of it as a whole.
+    """A digest under ``key`` for every attribute of ``dataset`` that holds content; a list or array has one digest.
 
     >>> data = torch.utils.data.TensorDataset(torch.zeros(3), torch.ones(3))
     >>> before = content_of(data, b"k")

@@ -1,8 +1,8 @@
-"""Which data: a keyed digest of a data set's content, so that a run goes on with the records that it began with.
+"""A keyed digest of a data set's content, by which a resumed run recognises the records that it began with.
 
-Everything that can be reached from the data set is looked at: tensors, arrays, lists, the attributes of plain objects, what functions
-have closed over, whatever an object would be pickled as, and the content of files that are named. What cannot be looked into (an open
-connection, a directory, nothing but settings) makes the data *unseen*, and the guarantee says so.
+It covers everything reachable from the data set: tensors, arrays, lists, attributes of plain objects, closures of functions, what an
+object would be pickled as, and the content of files that are named. Content that cannot be read (an open connection, a directory, an
+object that holds settings only) makes the data *unseen*, and the guarantee says so.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.utils.data import Dataset
 from hushgrad._universal_hash import UniversalHash
 from hushgrad.sampling.code_names import methods_of, names_in, names_of_reading, own_classes
 
-_DEEP = 50  # objects inside objects
+_DEEP = 50  # levels of nested objects
 _LONGEST = 1024  # characters of a path
-_READ = 256 << 20  # bytes of files that are read in all; of further ones, size and time of change are taken
+_READ = 256 << 20  # bytes of files to read in total; for further files, size and modification time are digested
 _CHUNK = 1 << 20
 _PLAIN = {str, bytes, int, float, bool, complex, type(None)}
 _HOLDERS = (Tensor, np.ndarray, Dataset, list, tuple, dict, set)
@@ -35,16 +35,16 @@ _CODE = (type, types.ModuleType, types.BuiltinFunctionType)
 
 
 class Content:
-    """A digest over all content that can be reached; not over single settings."""
+    """A digest of all reachable content; single numbers in attributes are settings and do not count."""
 
     def __init__(self, key: bytes, *, hashed: UniversalHash | None = None) -> None:
         self._digest, self._key, self._hash = hashlib.blake2b(digest_size=16, key=key), key, hashed or UniversalHash(key)
-        self._inside: set[int] = set()  # ids of the objects that are being looked into: a ring ends here
+        self._inside: set[int] = set()  # ids of the objects being visited, to stop at reference cycles
         self._left = _READ
-        self.bulk, self.unseen = 0.0, False  # values that were found, or bytes; whether something could not be looked into
+        self.bulk, self.unseen = 0.0, False  # how much was found (values or bytes); whether something could not be read
 
     def add(self, x: Any, depth: int = 0, *, record: bool = False) -> None:
-        """``record``: inside a list, where a number is content; an attribute that is one number is a setting or a counter."""
+        """Digest ``x``. ``record``: ``x`` is inside a list, where a number is content; as an attribute it is a setting or a counter."""
         if isinstance(x, (bool, int, float, complex, type(None), np.generic, torch.dtype, torch.device)):
             if record:
                 self._bulk(type(x).__name__, repr(x).encode(), 1)
@@ -78,7 +78,7 @@ class Content:
         else:
             self._object(x, depth, record)
 
-    # What there is --------------------------------------------------------------------------------------------------------
+    # Kinds of content --------------------------------------------------------------------------------------------------------
 
     def _say(self, what: str, content: Any) -> None:
         self._digest.update(f"\n{what} {len(content)}\n".encode())
@@ -109,7 +109,7 @@ class Content:
                 self.add(item, depth, record=True)
 
     def _paths_in(self, items: Any) -> None:
-        """The files that a list of plain values names; the values themselves are digested already."""
+        """Digest the files that a list of plain values names; the values themselves are digested already."""
         for item in items.values() if isinstance(items, dict) else items:
             if isinstance(item, str):
                 self._file(item)
@@ -117,7 +117,7 @@ class Content:
                 self._paths_in(item)
 
     def _unordered(self, items: set[Any] | frozenset[Any]) -> None:
-        """In the order of their digests: a set's own order changes from process to process."""
+        """Digest a set in the order of its items' digests: its own order changes from process to process."""
         parts = []
         for item in items:
             part = Content(self._key, hashed=self._hash)
@@ -135,7 +135,7 @@ class Content:
             self.add(x[name], depth, record=True)
 
     def _function(self, x: Any, depth: int, record: bool) -> None:
-        """Code is no content, what it holds is."""
+        """Digest what a function holds (closure, arguments of a partial, bound object), not its code."""
         self._say("code", str(getattr(x, "__qualname__", "")).encode())
         if isinstance(x, functools.partial):
             self.add((x.func, x.args, x.keywords), depth, record=record)
@@ -147,7 +147,7 @@ class Content:
             self._named_in([x], depth)
 
     def _named_in(self, functions: Iterable[types.FunctionType], depth: int) -> None:
-        """What code names: records may be a program's variables. What is no container is a tool, and may hold anything."""
+        """Digest the containers that code refers to by name: records may be global variables. Other objects are skipped."""
         for function in functions:
             for name in sorted(names_in(function.__code__)):
                 value = function.__globals__.get(name)
@@ -160,12 +160,12 @@ class Content:
     def _cell(self, cell: types.CellType, depth: int, record: bool) -> None:
         try:
             content = cell.cell_contents
-        except ValueError:  # a variable that has no value yet
+        except ValueError:  # an unbound variable
             return
         self.add(content, depth, record=record)
 
     def _object(self, x: Any, depth: int, record: bool) -> None:
-        fingerprint = getattr(x, "_fingerprint", None)  # of a Hugging Face data set: it follows from the content
+        fingerprint = getattr(x, "_fingerprint", None)  # of a Hugging Face data set: a function of its content
         if isinstance(fingerprint, str):
             self._bulk("fingerprint", fingerprint.encode(), math.inf)
             return
@@ -182,7 +182,7 @@ class Content:
             self._pickled(x, depth, record)
 
     def _of_class(self, kind: type, depth: int) -> None:
-        """What all objects of a class share, and what its code names."""
+        """Digest class attributes, and what the class's code names."""
         for cls in own_classes(kind):
             shared = {
                 name: value for name, value in vars(cls).items() if isinstance(value, _HOLDERS) and not name.startswith("__")
@@ -196,10 +196,10 @@ class Content:
             self.add(value, depth, record=record)
 
     def _pickled(self, x: Any, depth: int, record: bool) -> None:
-        """What the object would be pickled as; one that refuses holds something that cannot be looked into."""
+        """Digest what the object would be pickled as; an object that cannot be pickled is unseen."""
         try:
             how = x.__reduce_ex__(2)
-        except Exception:  # noqa: BLE001 (whatever an object of anybody's says to being copied: it cannot be seen)
+        except Exception:  # noqa: BLE001 (a foreign object may raise anything: it is unseen)
             self.unseen = True
             return
         if isinstance(how, str):
@@ -214,7 +214,7 @@ class Content:
     # Files ------------------------------------------------------------------------------------------------------------------
 
     def _text(self, text: str | bytes) -> None:
-        """A text by itself is a name or a setting, unless it names a file."""
+        """Digest a string and, if it names a file, that file."""
         name = os.fsdecode(text)
         self._say("text", name.encode(errors="surrogatepass"))
         self._file(name)
@@ -240,7 +240,7 @@ class Content:
             with open(name, "rb") as file:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
-        except OSError:  # it may be looked at, but not read
+        except OSError:  # it exists but cannot be read
             self.unseen = True
         return digest.digest()
 
@@ -259,17 +259,17 @@ class Content:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether the attributes are all that there is of it: a class that says itself what it is pickled as (a data frame) knows better."""
+    """Whether attributes are all of an object's content: not for classes with slots or with a pickled form of their own (a data frame)."""
     own = getattr(kind, "__getstate__", None)  # object has one from Python 3.11 on
     slots = any(vars(each).get("__slots__") for each in kind.__mro__)
     return not slots and kind.__reduce__ is object.__reduce__ and own in (None, getattr(object, "__getstate__", None))
 
 
 def _values_in(items: Any) -> int:
-    """How many plain values a list of them holds, inner lists included; None is a place that is free.
+    """How many plain values a list holds, nested lists included; None counts nothing.
 
     Raises:
-        ValueError: where it holds something else; marshal would take an array for its bytes, and lose its shape.
+        ValueError: if it holds anything else; marshal would write an array as bytes, without its shape.
     """
     count = 0
     for item in items.values() if type(items) is dict else items:
@@ -283,9 +283,9 @@ def _values_in(items: Any) -> int:
 
 
 def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:
-    """How many examples there are, a digest under ``key`` of what can be seen of them, and whether that is all that was found.
+    """The number of examples, a digest of their content under ``key``, and whether all of the content could be read ("seen").
 
-    Where it is not ("seen" is False), give the loader ``identity="name, version"``.
+    If it could not, give the loader ``identity="name, version"``.
 
         >>> a, b = torch.utils.data.TensorDataset(torch.zeros(3)), torch.utils.data.TensorDataset(torch.ones(3))
         >>> identity_of(a, b"k") == identity_of(a, b"k"), identity_of(a, b"k") == identity_of(b, b"k")
@@ -293,6 +293,6 @@ def identity_of(dataset: Any, key: bytes) -> dict[str, Any]:
     """
     content = Content(key)
     content.add(dataset)
-    # Fewer values than records are not the records: what was found are settings (a size, a name).
+    # Fewer values than records: only settings (a size, a name) were found.
     seen = content.bulk >= len(dataset) and not content.unseen
     return {"examples": len(dataset), "digest": content.hex(), "seen": seen}

@@ -1,4 +1,4 @@
-"""Draws: the randomness of a sampler, addressed by step, and random subsets."""
+"""The randomness of samplers: generators addressed by step, and random subsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PERSON = b"hushgrad/deal"  # separates these keys from every other use of the s
 
 
 class _Key(ISeedSequence):
-    """A generator's key, given where numpy would ask the system for fresh entropy, only to throw it away (two thirds of the time)."""
+    """A seed sequence that returns a given key; numpy would first draw system entropy and discard it, two thirds of the time."""
 
     def __init__(self, digest: bytes) -> None:
         self._words = np.frombuffer(digest, dtype="<u8")
@@ -47,21 +47,21 @@ class Draws:
         return self._generator(b"step" + number.to_bytes(8, "little"))
 
     def poisson_subset_at(self, n: int, rate: float, step: int) -> np.ndarray:
-        """Who takes part in one step, each of ``n`` records by itself with probability ``rate``.
+        """The records of one step under Poisson sampling: each of ``n`` with probability ``rate``, independently.
 
         Args:
             n: number of records.
-            rate: probability with which each takes part.
+            rate: probability of each record.
             step: number of the step, from 0; the same step draws the same records.
         """
         return poisson_subset(n, rate, self.at(step))
 
     def once(self) -> np.random.Generator:
-        """The generator of what is drawn once for the whole run (an order, a partition)."""
+        """The generator for what is drawn once in a run (an order, a partition)."""
         return self._generator(b"run")
 
     def of_unit(self, unit: int, step: int | None) -> np.random.Generator:
-        """The generator of one unit's own choices in a step, or (None) once for the whole run."""
+        """The generator for one unit's choices in ``step``, or (None) for the whole run."""
         when = b"" if step is None else _check.integer(0, step=step).to_bytes(8, "little")
         return self._generator(b"unit" + _check.integer(0, unit=unit).to_bytes(8, "little") + when)
 

@@ -41,7 +41,7 @@ class FixedSize(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One."""
+        """One instance."""
         return (cls(size=7, dataset_size=30, steps=12),)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class FixedSize(Sampler):
         return events.FixedSize(dataset_size=self.dataset_size, size=self.size)
 
     def meant_for(self, batch_size: float) -> float:
-        """As stated."""
+        """``dataset_size``, whatever the batch size."""
         return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:

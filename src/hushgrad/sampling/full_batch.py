@@ -1,4 +1,4 @@
-"""Full batches: everybody in every step (DP-GD)."""
+"""Full batches: every record in every step (DP-GD)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FullBatch(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One."""
+        """One instance."""
         return (cls(steps=5),)
 
     def participation(self) -> events.Everyone:
@@ -30,7 +30,7 @@ class FullBatch(Sampler):
         return events.Everyone()
 
     def meant_for(self, batch_size: float) -> float:
-        """All of them are the batch."""
+        """``batch_size``: the batch is the data set."""
         return batch_size
 
     def dealer(self, n: int, draws: Draws) -> Deal:

@@ -1,4 +1,4 @@
-"""The loader: whose batches, of which data, dealt by whom; everything about it is checked before the first is drawn."""
+"""``loader``: builds a :class:`BatchLoader` from a data set and a sampler, and checks all arguments before anything is drawn."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def loader(
 
     Args:
         dataset: anything with ``len()`` and ``[i]``.
-        sampler: who takes part in which step.
+        sampler: which records take part in which step.
         rng_key: 16 to 64 secret bytes; batch t is a pure function of (key, t, the data's size).
-        start: first step to deal; a resumed run deals the same batches that the interrupted one would have.
+        start: first step; a resumed run draws the same batches that the interrupted one would have drawn.
         stop: step before which to stop; all of the sampler's steps by default.
         groups: unit id of each example (array, or function of the example's number) for user-level privacy: units are sampled,
-            and a batch holds all examples of its units, or as many as a cap of ``Units`` lets, with their numbers in ``batch.units``.
+            and a batch holds all examples of its units, or as many as the cap of ``Units`` allows, with their numbers in ``batch.units``.
         rank: this process's number; of each step's records it gets every ``world_size``-th.
         world_size: how many processes share each batch. All must have the same key.
         on_issue: called with each batch, and each micro-batch of ``split``, just before it is handed out.
         seeds: 16 to 64 secret bytes; each example of step t is then read under random states (torch, numpy, random) that follow
-            from (seeds, t, copy, its number), in workers and here alike, so that an augmentation is the same whenever the step is dealt
-            again, whoever else is there.
-        attendance: told the number of records, or units, before the first batch.
-        copies: how many times each example is read and dealt, as rows of one unit: for random augmentations.
-        sizes: that a batch, or a part of one, is filled up to by copies of its first example; ``batch.padding`` counts them.
-        fixed: records, or units, that every batch is filled up to over all processes, in the same way; units need a cap.
+            from (seeds, t, copy, its number), in workers and here alike, so that an augmentation is the same whenever the step is drawn
+            again, whatever other examples are in the batch.
+        attendance: called with the number of records, or units, before the first batch.
+        copies: how many times each example is read, as rows of one unit: for random augmentations.
+        sizes: to which a batch or micro-batch is padded with copies of its first example; ``batch.padding`` counts them.
+        fixed: number of records (or units; these need a cap) to which every batch is padded, over all processes together.
         collate_fn: list of examples -> batch, as in torch; never called with an empty list.
         dataloader_options: ``num_workers``, ``pin_memory`` and so on of ``torch.utils.data.DataLoader``.
 
@@ -102,7 +102,7 @@ def loader(
 
 
 def _rows_of(fixed: int, units: Units | None, world_size: int) -> int:
-    """Examples in one process's part of a batch of so many records or units, at most."""
+    """The largest number of examples in one process's part of a batch of ``fixed`` records or units."""
     if units is not None and units.cap is None:
         remedy = "Say how many examples of a unit a step reads: groups=Units(ids, examples=..., cap=...)."
         _check.fail("groups", units, "to have a cap, since all batches are to have one size", remedy)
@@ -110,7 +110,7 @@ def _rows_of(fixed: int, units: Units | None, world_size: int) -> int:
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Refuse options of torch's ``DataLoader`` that the sampler decides."""
+    """Refuse options of torch's ``DataLoader`` that the sampler determines."""
     for name in _OURS:
         if name in options:
             remedy = (

@@ -34,7 +34,7 @@ class Poisson(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """Few records, and most."""
+        """A low and a high rate."""
         return (cls(rate=0.2, steps=12), cls(rate=0.9, steps=12))
 
     def participation(self) -> events.Poisson:
@@ -42,7 +42,7 @@ class Poisson(Sampler):
         return events.Poisson(self.rate)
 
     def meant_for(self, batch_size: float) -> float:
-        """By the rate."""
+        """``batch_size`` / ``rate``."""
         return batch_size / self.rate
 
     def dealer(self, n: int, draws: Draws) -> Deal:
@@ -80,7 +80,7 @@ class TruncatedPoisson(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One that often cuts."""
+        """One whose batches are often cut."""
         return (cls(rate=0.25, size=9, dataset_size=30, steps=12),)
 
     @property
@@ -93,7 +93,7 @@ class TruncatedPoisson(Sampler):
         return events.TruncatedPoisson(rate=self.rate, dataset_size=self.dataset_size, size=self.size)
 
     def meant_for(self, batch_size: float) -> float:
-        """As stated."""
+        """``dataset_size``, whatever the batch size."""
         return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:

@@ -51,7 +51,7 @@ class RoundRobin(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """Shuffled, and as they come."""
+        """Shuffled, and in the data set's order."""
         return (cls(batch_size=8, dataset_size=30, epochs=3), cls(batch_size=8, dataset_size=30, epochs=3, shuffle=False))
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class RoundRobin(Sampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one pass over the data, a short last one included."""
+        """Batches in one pass over the data, including a short last one."""
         return -(-self.dataset_size // self.batch_size)
 
     @property
@@ -77,7 +77,7 @@ class RoundRobin(Sampler):
         return events.MinSep(gap=self.steps_per_epoch, times=self.epochs)
 
     def meant_for(self, batch_size: float) -> float:
-        """As stated."""
+        """``dataset_size``, whatever the batch size."""
         return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:

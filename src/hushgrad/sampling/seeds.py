@@ -1,4 +1,4 @@
-"""Global random states that follow from a key and a place: whatever reads a record at random does it again in the same way."""
+"""Random states for reading records, derived from a key, the step and the record: a record is augmented in the same way when read again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hushgrad import _check
 
 
 class Seeds:
-    """Random states (torch's on the CPU, numpy's, Python's own) for reading records; without a key they are left as they are.
+    """Sets the global random states (torch's on the CPU, numpy's, Python's) for reading records; without a key it leaves them alone.
 
-    Each record is read under states of its own, which follow from the key, the step, the copy and the record's number and from nothing
-    else. So what is dealt for one record is the same whoever the others are and whatever reading them draws, and a record moves a sum
-    by its own share, also where somebody knows the states.
+    Each record is read under states derived from the key, the step, the copy and the record's number alone. So its content does not
+    depend on the other records, nor on what reading them draws, and a record moves a sum by its own contribution only, even for an
+    observer who knows the states.
 
     >>> states, drawn = Seeds(bytes(32)), []
     >>> for _ in range(2):
@@ -39,7 +39,7 @@ class Seeds:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Afterwards the states are as they were."""
+        """A context after which the states are restored."""
         if self._key is None:
             yield
             return
@@ -52,17 +52,17 @@ class Seeds:
             random.setstate(states[2])
 
     def start(self, *place: int) -> None:
-        """From here on the states are those of a place: (step, copy, record), or (step, process) for what is done with all of them."""
+        """Set the states for ``place``: (step, copy, record) to read a record, (step, process) to collate a batch."""
         if self._key is None:
             return
-        words = np.array(place, "<u8").tobytes()  # longer for a record than for a batch, so no two places are alike
+        words = np.array(place, "<u8").tobytes()  # three numbers for a record, two for a batch: places never collide
         seed = hashlib.blake2b(words, digest_size=20, key=self._key, person=b"hushgrad/seeds").digest()
         torch.default_generator.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
         np.random.seed(int.from_bytes(seed[8:12], "little"))
         random.seed(int.from_bytes(seed[12:], "little"))
 
     def read(self, dataset: Any, step: int, copy: int, record: int) -> Any:
-        """One record as it is read in a step, for the first time or again."""
+        """The record as it is read in this step, the same every time."""
         self.start(step, copy, record)
         return dataset[record]
 

@@ -17,7 +17,7 @@ _CHOICES = ("step", "run")
 
 
 class Units:
-    """The examples of each unit, for privacy of whole users: sampling is over units, and a batch holds a unit's examples together.
+    """Which examples belong to which unit, for user-level privacy: units are sampled, and a unit's examples are adjacent in a batch.
 
         >>> units = Units(["ann", "bob", "ann", "eve"], examples=4)
         >>> units.count, [part.tolist() for part in units.expand(np.array([0, 2]))]
@@ -26,7 +26,7 @@ class Units:
     Units are numbered in the order of their ids, which must be sortable. Both numbering and sizes are sensitive.
 
     **Formal guarantee.** With ``cap`` a unit gives at most so many of its examples to a step, chosen with uniform probability by
-    randomness of its own. The choice depends on nobody else's records, and the unit's gradient is clipped as one: the event is the
+    randomness of its own. The choice depends on no other unit's records, and the unit's gradient is clipped as one: the event is the
     plan's, unchanged, and no amplification is claimed for the choice.
 
     Args:
@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of(cls, groups: Grouping, *, examples: int) -> Units:
-        """``groups`` as units: they may be so already."""
+        """``groups`` as :class:`Units`, unchanged if they are already."""
         if not isinstance(groups, cls):
             return cls(groups, examples=examples)
         if len(groups.owners) != examples:
@@ -62,12 +62,12 @@ class Units:
         return len(self._starts) - 1
 
     def expand(self, chosen: np.ndarray, *, step: int = 0, draws: Draws | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The examples of the ``chosen`` units, and each one's unit; examples of one unit are neighbours.
+        """The examples of the ``chosen`` units, and the unit of each; examples of one unit are adjacent.
 
         Args:
             chosen: numbers of units.
-            step: for which a cap chooses.
-            draws: the randomness of that; needed with a cap.
+            step: for which a cap chooses examples.
+            draws: the randomness of that choice; required with a cap.
         """
         spans = [self._order[self._starts[unit] : self._starts[unit + 1]] for unit in chosen.tolist()]
         if self.cap is not None:
