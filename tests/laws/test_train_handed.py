@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from hushgrad import Plan, make_private
 from hushgrad.train.losses import PREPARED
+from hushgrad.train.row_views import rows_at
 
 PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=32, steps=3)
 
@@ -49,6 +51,8 @@ MIXED = {
     "centred in place": _centred_in_place,
     "another order": lambda x: x.flip(0),
     "the largest": lambda x: x / x.abs().max(),
+    "the first one's row": lambda x: x[:1].expand(len(x), -1),
+    "rows that overlap": lambda x: x.as_strided(x.shape, (5, 1)),
 }
 
 
@@ -60,6 +64,61 @@ def test_what_is_not_changed_needs_nobody_to_vouch_for_it(name):
 @pytest.mark.parametrize("name", MIXED)
 def test_what_the_loop_makes_of_a_batch_is_vouched_for(name):
     assert _notes(MIXED[name]) == (PREPARED,)
+
+
+def test_a_batch_is_looked_at_in_every_step():
+    passes = iter(range(3))
+    assert _notes(lambda x: x - x.mean(0) if next(passes) == 2 else x.clone()) == (PREPARED,)
+
+
+def test_rows_of_other_parts_are_vouched_for():
+    assert _notes(lambda x: x if x._base is None else x._base[: len(x)], parts=4) == (PREPARED,)
+
+
+def _view(draw, x):
+    """One of the views that torch makes."""
+    dim = draw.randrange(x.dim())
+    kind = draw.choice(["narrow", "transpose", "expand", "flatten", "unflatten", "step", "select", "unfold"])
+    if kind == "narrow":
+        first = draw.randrange(x.shape[dim])
+        return x.narrow(dim, first, draw.randint(1, x.shape[dim] - first))
+    if kind == "transpose":
+        return x.transpose(dim, draw.randrange(x.dim()))
+    if kind == "expand":
+        return x[None].expand(draw.choice([1, 4, 6]), *x.shape)
+    if kind == "flatten" and x.dim() > 1 and x.is_contiguous():
+        return x.flatten(0, 1)
+    if kind == "unflatten" and x.shape[dim] % 2 == 0:
+        return x.unflatten(dim, (2, -1))
+    if kind == "unfold":
+        return x.unfold(dim, min(2, x.shape[dim]), 1)
+    return x.select(dim, 0) if kind == "select" and x.dim() > 1 else x[(slice(None),) * dim + (slice(None, None, 2),)]
+
+
+def _truth(view, owners):
+    """Where the rows of a view are those of the same example, as the numbers in its memory say."""
+    found = set()
+    for k in range(min(2, view.dim())):
+        each, rest = divmod(view.shape[k], len(owners))
+        whose = view.movedim(k, 0).reshape(view.shape[k], -1)
+        for order in (torch.arange(4).repeat_interleave(each), torch.arange(4).repeat(each)) if each and not rest else ():
+            found |= {k} if bool((whose == order[:, None]).all()) else set()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_view_is_said_to_keep_its_rows_only_if_it_does(seed):
+    draw, kept = random.Random(seed), 0
+    for _ in range(300):
+        x = torch.arange(4)[:, None, None].expand(4, 2, 6).contiguous()
+        x, dim = draw.choice([(x, 0), (x.transpose(0, 1), 1), (x.transpose(0, 1).contiguous(), 1), (x.flatten(1), 0)])
+        view = x
+        for _ in range(draw.randint(1, 3)):
+            view = _view(draw, view)
+        found = {*rows_at(view, x, dim)}
+        assert found <= _truth(view, range(4)), (view.shape, view.stride(), x.stride())
+        kept += bool(found)
+    assert kept > 50
 
 
 def test_so_is_what_it_makes_of_outputs_and_targets():
@@ -142,7 +201,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_large_outputs_are_known_and_are_not_kept_alive(name, monkeypatch):
     """A vocabulary's scores are as large as all that a part of a batch leaves behind; whoever trains has let go of them before backward."""
-    monkeypatch.setattr("hushgrad.train.losses._LARGE", 16)
+    monkeypatch.setattr("hushgrad.train.passed_data._LARGE", 16)
     model, (answer, notes) = nn.Linear(3, 8), ANSWERS[name]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = make_private(model, optimizer, PLAN)

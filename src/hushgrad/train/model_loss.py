@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.train.batch_means import Means, Rows
-from hushgrad.train.losses import Hook, Losses
+from hushgrad.train.losses import Losses
+from hushgrad.train.passed_data import Hook
 
 __all__ = ["Inside"]
 

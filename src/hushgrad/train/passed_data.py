@@ -1,0 +1,196 @@
+"""Whether the model is given what the loader handed out, and a loss what the loader and the model did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hushgrad.clipping import Capture
+from hushgrad.clipping._torch import memory_of, transform
+from hushgrad.clipping.proof.inputs import tensors_in
+from hushgrad.sampling.batch import Batch
+from hushgrad.train.row_views import rows_at
+
+__all__ = ["Handed", "Hook"]
+
+_LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
+_SMALL = 1 << 20  # numbers of a copy that is compared in every step
+_RARELY = 32  # steps, one of which has larger copies, and those on devices, compared
+
+
+class Handed:
+    """Whether the model is given what the loader handed out, and a loss what the loader and the model did.
+
+    A tensor is known by its memory, which nobody has written to since, if row i is still made of row i; or it has the same values on
+    another device or in another precision, which is compared: in every step where that is cheap, else at random steps.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self.prepared = False  # some step was taken on other tensors
+        # Tensors by their id, with the number of times that they were written to; alive, so that nobody else gets their memory.
+        self._batch: dict[int, tuple[Tensor, int]] = {}  # of this step's
+        self._parts: dict[int, tuple[Tensor, int]] = {}  # of its micro-batches that are not passed yet, and of the last one
+        self._outputs: dict[int, tuple[Tensor, int]] = {}  # of the last pass
+        self._large: WeakIdKeyDictionary | None = (
+            None  # its large outputs, until the program has let go of them and of their views
+        )
+        self._whole = self._examples = 0  # rows of the step's batch, and of what was handed out last
+        self._turned = False  # the loop gives them along the second dimension
+        self._lot = Random(0)  # of its own: a run can be repeated
+        self._begun, self._due = False, True  # copies are compared in this step wherever they are
+        self._seen = False  # what runs now is tried on single examples
+
+    def attach(self, model: nn.Module) -> Any:
+        """Watch the model's passes; the handle to remove the hook with."""
+        return model.register_forward_hook(Hook(model, self._passed), with_kwargs=True)
+
+    def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
+        """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
+        if whole:
+            self._due = not self._begun or self._lot.random() * _RARELY < 1
+            self._begun = True
+            self._batch, self._outputs, self._large = {}, {}, None
+        self._examples, self._whole = batch.examples, batch.examples if whole else self._whole
+        if not listed:
+            self._parts = {}
+        known = self._batch if whole else self._parts
+        items: Any = batch
+        plain = isinstance(items, list) and {*map(type, items)} <= {Tensor}  # as most are
+        for leaf in items if plain else tensors_in(items):
+            if not leaf.is_inference():
+                known[id(leaf)] = leaf, leaf._version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch is out whose step is still to come."""
+        return bool(self._batch)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether what runs now is tried on single examples."""
+        return self._seen
+
+    def forget(self) -> None:
+        """The step is taken."""
+        self._batch, self._parts, self._outputs, self._large = {}, {}, {}, None
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """What happens inside is tried on single examples: nobody has to vouch for it."""
+        before, self._seen = self._seen, True
+        try:
+            yield
+        finally:
+            self._seen = before
+
+    def to_loss(self, leaves: list[Tensor]) -> None:
+        """A loss of the run is given these."""
+        if not self._seen and not self._all_known(leaves):
+            self.prepared = True
+
+    def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not (self._batch or self._parts) or self._seen:
+            return
+        # Most models have one output and plain inputs, which need no walk.
+        made = [output] if type(output) is Tensor else tensors_in(output)
+        plain = not kwargs and {*map(type, args)} <= {Tensor}
+        if not self._all_known(args if plain else tensors_in((args, kwargs))):
+            if self._capture.aside:
+                return
+            for leaf in made:
+                if leaf.requires_grad:  # an evaluation of other data is no part of the step
+                    leaf.register_hook(self._reached)
+        self._outputs, self._large = {}, None
+        for leaf in made:
+            if not leaf.is_inference() and not (leaf.numel() > _LARGE and leaf.requires_grad and self._weakly(leaf)):
+                self._outputs[id(leaf)] = leaf, leaf._version
+
+    def _weakly(self, leaf: Tensor) -> bool:
+        """A large output is known from here on without being kept alive, as it weighs as much as all the rest.
+
+        Not in half precision, where a loss is usually given a copy of it, which only the values tell.
+        """
+        if leaf.element_size() <= 2:
+            leaf.register_hook(self._back)
+            return False
+        self._large = WeakIdKeyDictionary() if self._large is None else self._large
+        self._large[leaf] = leaf._version
+        return True
+
+    def _back(self, _: Tensor) -> None:
+        """A large output has had its gradient: while the next pass runs, nobody holds it for this."""
+        self._outputs = {}
+
+    def _reached(self, _: Tensor) -> None:
+        self.prepared = True
+
+    def _all_known(self, leaves: Iterable[Tensor]) -> bool:
+        for leaf in leaves:
+            if not leaf.numel() or leaf.is_inference():
+                continue
+            at = id(leaf)
+            tensor, version = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0)
+            if not (self._is_known(leaf) if tensor is None else leaf._version == version):
+                return False
+        return True
+
+    def _is_known(self, leaf: Tensor) -> bool:
+        """Whether it is a view of a known tensor, which nobody has written to; or a copy."""
+        memory = memory_of(leaf)
+        for tensor, version in self._known():
+            if tensor.numel() and memory_of(tensor) == memory:
+                if leaf._version != version:
+                    return False
+                if self._has_its_rows(leaf, tensor, self._whole if id(tensor) in self._batch else self._examples):
+                    return True
+        return self._is_copy(leaf)
+
+    def _has_its_rows(self, view: Tensor, known: Tensor, examples: int) -> bool:
+        """Whether every row of the view is one of the same example; where two dimensions may hold them, the one that did so before."""
+        rows = [k for k, size in enumerate(known.shape[:2]) if size == examples]
+        if not rows:  # all examples share it
+            return True
+        found = rows_at(view, known, rows[0])
+        if found != [1] or view.shape[0] != examples:
+            self._turned = self._turned or found == [1]
+            return bool(found)
+        return self._turned
+
+    def _known(self) -> Iterator[tuple[Tensor, int]]:
+        large = () if self._large is None else self._large.items()
+        return chain(self._batch.values(), self._parts.values(), self._outputs.values(), large)
+
+    def _is_copy(self, leaf: Tensor) -> bool:
+        """Whether it has the values of a known tensor. A proof's copies are not: its outputs, held, hold its graph."""
+        if self._capture.proving:
+            return False
+        alike = [t for t, version in self._known() if t.shape == leaf.shape and t._version == version]
+        cheap = leaf.is_cpu and leaf.numel() <= _SMALL
+        return any(not (self._due or (cheap and t.is_cpu)) or _equal(t.detach().to(leaf), leaf.detach()) for t in alike)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all numbers are the same, or none on both sides."""
+    return torch.equal(a, b) or (a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all()))
+
+
+class Hook:
+    """Says what the model itself was called with. A copy of the model has the hook as well, where it says nothing."""
+
+    def __init__(self, model: nn.Module | None = None, passed: Callable[[Any, Any, Any], None] | None = None) -> None:
+        self._model, self._passed = model, passed
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._passed is not None and module is self._model and torch.is_grad_enabled() and transform() is None:
+            self._passed(args, kwargs, output)
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
