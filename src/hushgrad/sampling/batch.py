@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,18 @@ from hushgrad import _check
 from hushgrad.sampling.batch_sizes import Sizes
 
 T = TypeVar("T")
+
+
+class Smallest(Protocol):
+    """The smallest example of a batch whose examples are of different sizes, at the time when they are read."""
+
+    row: int  # of the batch
+
+    def follows(self) -> bool:
+        """Whether the batch's sizes follow from its largest example: this one has others alone."""
+
+    def alone(self) -> Any:
+        """A batch of this example."""
 
 
 class Batch:
@@ -40,7 +52,7 @@ class Batch:
     _fixed: bool  # every batch of the run has this one's size
     # the dimension of its tensors that holds the examples, if it is known; else the first
     _dim: Callable[[], int | None] | None
-    _follows: Callable[[], bool] | None  # whether its largest example sets its shape; None: all examples have one size
+    _smallest: Smallest | None  # None: all examples have one size
     _records: np.ndarray | None  # the numbers of all records (or units) in the step, over all processes
 
     def split(self, size: int) -> Iterator[Batch]:

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal
-from hushgrad.sampling.batch import Batch, TensorBatch, empty_like
+from hushgrad.sampling.batch import Batch, Smallest, TensorBatch, empty_like
 from hushgrad.sampling.batch_sizes import AS_THEY_COME, Sizes
-from hushgrad.sampling.collate_checks import grown_dim, keeps_apart, read_alone, sizes_apart, smallest
+from hushgrad.sampling.collate_checks import SmallestRow, grown_dim, keeps_apart, read_alone, sizes_apart, smallest
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.seeds import Seeds
 from hushgrad.sampling.units import Units
@@ -36,7 +36,7 @@ class _Hand(NamedTuple):
     units: Tensor | None
     padding: int
     data: Any
-    smallest: int | None  # the number of its smallest example, if their sizes differ
+    smallest: tuple[int, int] | None  # the number and the row of its smallest example, if their sizes differ
 
 
 class Steps:
@@ -103,8 +103,8 @@ class Hands(Dataset[_Hand]):
             size += 1
         return size - count
 
-    def _fetch(self, step: int, indices: np.ndarray) -> tuple[Any, int | None]:
-        """The collated records, copies of one adjacent; and the smallest record's number, if a custom collate function may pad them."""
+    def _fetch(self, step: int, indices: np.ndarray) -> tuple[Any, tuple[int, int] | None]:
+        """The collated records, copies of one adjacent; and which is the smallest, if a custom collate function may pad them."""
         if not len(indices):
             return self._nothing(), None
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
@@ -115,14 +115,14 @@ class Hands(Dataset[_Hand]):
             read = [self._seeds.read(self._dataset, step, c, i) for i in indices.tolist() for c in range(self._copies)]
             place = None if self._collate is default_collate else smallest(read)
             self._seeds.start(step, self._rank)  # each process draws for its own rows
-            return self._collate(read), None if place is None else int(indices[place // self._copies])
+            return self._collate(read), None if place is None else (int(indices[place // self._copies]), place)
 
-    def follows(self, step: int, record: int, sizes: list[tuple[int, ...]]) -> bool:
-        """Whether a batch has these sizes because of its largest record: the smallest ``record``, collated alone, has other sizes."""
+    def alone(self, step: int, record: int) -> Any:
+        """What is made of one record of a step, without others."""
         with self._seeds.kept():
             read = self._seeds.read(self._dataset, step, 0, record)
             self._seeds.start(step, self._rank)
-            return sizes_apart(self._collate([read]), self.dim() or 0) != sizes
+            return self._collate([read])
 
     def dim(self) -> int | None:
         """The dimension of a batch's tensors that holds the examples; None if they disagree."""
@@ -160,7 +160,7 @@ def stamp(
     issue: Callable[[Batch], None] | None = None,
     records: np.ndarray | None = None,
     dim: Callable[[], int | None] | None = None,
-    follows: Callable[[], bool] | None = None,
+    smallest: Smallest | None = None,
 ) -> Batch:
     """``data`` as a stamped batch: an instance of its own type that is a :class:`Batch` as well."""
     batch: Any
@@ -178,7 +178,7 @@ def stamp(
         _check.fail("batch", type(data).__name__, "to be a tensor, tuple, list or dict", "Let collate_fn return one of these.")
     batch.step, batch.examples, batch.units, batch.part, batch.cut = step, examples, units, part, None
     batch.padding, batch._sizes, batch._fixed, batch._issue, batch._records = padding, sizes, fixed, issue, records
-    batch._dim, batch._follows = dim, follows
+    batch._dim, batch._smallest = dim, smallest
     return batch  # type: ignore[no-any-return]
 
 
@@ -264,7 +264,8 @@ class BatchLoader:
             about: dict[str, Any] = {"step": hand.step, "examples": hand.examples, "units": hand.units, "padding": hand.padding}
             if hand.smallest is not None:
                 sizes = sizes_apart(hand.data, hands.dim() or 0)
-                about["follows"] = partial(hands.follows, hand.step, hand.smallest, sizes)
+                record, row = hand.smallest
+                about["smallest"] = SmallestRow(row, partial(hands.alone, hand.step, record), hands.dim() or 0, sizes)
             batch = stamp(hand.data, **about, **always, records=steps.dealt.pop(hand.step))
             if self._on_issue is not None:
                 self._on_issue(batch)

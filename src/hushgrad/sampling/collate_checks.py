@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -175,3 +175,16 @@ def sizes_apart(batch: Any, dim: int) -> list[tuple[int, ...]]:
     """The shapes of a batch's tensors without the dimension that holds the examples."""
     tensors = (t for _, t in _leaves(batch) if isinstance(t, Tensor) and t.dim() > 1)
     return [(*t.shape[:dim], *t.shape[dim + 1 :]) for t in tensors]
+
+
+class SmallestRow(NamedTuple):
+    """The smallest record of a batch, as :class:`hushgrad.sampling.batch.Smallest` has it."""
+
+    row: int
+    alone: Callable[[], Any]
+    dim: int  # of the examples
+    sizes: list[tuple[int, ...]]  # of the batch
+
+    def follows(self) -> bool:
+        """Whether the batch's sizes follow from its largest record."""
+        return sizes_apart(self.alone(), self.dim) != self.sizes

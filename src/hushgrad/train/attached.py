@@ -107,7 +107,12 @@ class Attached(Saving):
         self._lazy: LazyTables | None = None
         self._bits = BatchInvariance(self._capture, self._world)
         self._parts = Parts(model, self._announce_part)
-        self.losses = Losses(self._capture, together=self.sharding is not None, must=plan.certified and loss_reduction is None)
+        self.losses = Losses(
+            self._capture,
+            together=self.sharding is not None,
+            must=plan.certified and loss_reduction is None,
+            checked=check_isolation,
+        )
         self._handles: list[Any] = [self._parts]
         self._before_pass: list[Callable[[int], None]] = []
         self._checks: list[Callable[[], None]] = []
@@ -140,7 +145,7 @@ class Attached(Saving):
         if check_isolation:
             inside = Inside(self.model, self.losses)
             self._handles.append(inside.attach())
-            self._checks.append(inside.check)
+            self._checks += [inside.check, self.losses.padded.check]
         if lazy_tables:
             self._attach_tables()
         if self.losses.must:

@@ -75,6 +75,7 @@ class Means:
         Raises:
             NotIsolated: where steps were taken with such a loss, they are covered by no theorem.
         """
+        self._losses.padded.check_batch(fn, model, batch, rows.examples)
         if self._losses.together or rows.counted < 2:  # copies of one example show nothing
             return
         new = _variety(batch, rows) - self._seen

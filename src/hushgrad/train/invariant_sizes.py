@@ -7,7 +7,7 @@ to sizes for which this does not happen. Nothing here reads data: these sizes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hushgrad.clipping import Capture
 from hushgrad.clipping.batch_invariance import ROWS, request_batch_invariance
 from hushgrad.errors import CaptureError, NotIsolated
+from hushgrad.sampling.batch import Smallest
 from hushgrad.sampling.batch_sizes import Sizes
 
 __all__ = ["InvariantSizes", "OneLength"]
@@ -95,12 +96,12 @@ class OneLength:
         self._always = certified or not _HALF.isdisjoint(stored)
         self._sizes: set[tuple[Any, ...]] | None = None  # of one example in each input, in every step
 
-    def require(self, taken: int, follows: Callable[[], bool] | None) -> None:
+    def require(self, taken: int, smallest: Smallest | None) -> None:
         """Refuse a step, where it matters, on other sizes than those before, or on sizes that its largest example has determined.
 
         Args:
             taken: steps so far.
-            follows: returns whether the batch's sizes are those of its largest example; None: all its examples are of one size.
+            smallest: the smallest example of the batch; None: all its examples are of one size.
 
         Raises:
             NotIsolated: for good. If sizes have changed, what was released before counts as infinite.
@@ -109,7 +110,7 @@ class OneLength:
         if self._sizes is None and first is not None:
             self._sizes = {first} if taken else sizes
         late = bool(sizes) and sizes != self._sizes
-        if (late or follows is not None) and self._matters() and (late or follows is None or follows()):
+        if (late or smallest is not None) and self._matters() and (late or smallest is None or smallest.follows()):
             self._capture.not_isolated, self._capture.late = _LENGTHS, late
             raise NotIsolated(_LENGTHS)
 

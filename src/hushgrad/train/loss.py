@@ -69,6 +69,7 @@ class PrivateLoss:
         if not examples:
             return torch.stack([t.sum() * 0.0 for t in given if t.is_floating_point()]).sum()
         rows, counted = Arguments(self._fn, args), examples - self._losses.padding
+        self._losses.padded.check_outputs(self._fn, args, examples)
         if not self._compared and counted > 1:  # copies of one example show nothing
             self._compare(rows)
         each = self._each(rows)

@@ -15,6 +15,7 @@ from torch import Tensor
 from hushgrad.clipping import Capture
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
+from hushgrad.train.padded_examples import PaddedExamples
 from hushgrad.train.passed_data import Handed
 
 __all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Losses"]
@@ -35,7 +36,7 @@ ROUNDED = (
 class Losses:
     """All losses of a run: how many examples a pass has, and whether every step's passes went through one of them."""
 
-    def __init__(self, capture: Capture, *, together: bool = False, must: bool = False) -> None:
+    def __init__(self, capture: Capture, *, together: bool = False, must: bool = False, checked: bool = True) -> None:
         self.capture, self.must = capture, must  # whether every pass must come through one of them
         self.together = together  # all processes must make the same passes, so none can try a loss by itself
         self.examples: int | None = None  # of the pass that was issued last; None: not by the run's loader
@@ -46,6 +47,7 @@ class Losses:
         self.known: dict[Any, Any] = {}  # what the first function of a line of the program held
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
+        self.padded = PaddedExamples(capture, asked=checked and not together)
         self._covered = 0
         self._begun = False  # a backward pass that runs begins at a loss of the run
 
@@ -54,6 +56,7 @@ class Losses:
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
         if whole:
             self._covered = 0
+            self.padded.issued(batch)
         self.handed.issued(batch, whole=whole, listed=listed)
 
     def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:

@@ -67,7 +67,10 @@ class Inside:
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         losses, capture = self._losses, self._losses.capture
-        if (type(output) is Tensor and output.dim()) or losses.tried or losses.handed.is_seen or capture.aside:
+        if losses.handed.is_seen or capture.aside:
+            return
+        losses.padded.passed((args, kwargs), losses.examples or 0)
+        if losses.tried or (type(output) is Tensor and output.dim()):
             return
         examples, reading = losses.examples or 0, capture.reading
         rows = Rows(examples, examples - losses.padding, reading)

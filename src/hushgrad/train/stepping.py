@@ -33,7 +33,7 @@ from hushgrad.release.placement.whole import Whole
 from hushgrad.release.placement.world import World
 from hushgrad.release.probe_passes import Closure, run_passes
 from hushgrad.sampling.attendance import TOGETHER, Attendance
-from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.batch import Batch, Smallest
 from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.batch_invariance import BatchInvariance
 from hushgrad.train.books import Books
@@ -56,7 +56,7 @@ class Issued(NamedTuple):
     records: np.ndarray | None  # who takes part, in every process
     counted: int  # examples that do count
     contributions: int  # gradients that will be clipped: one for each of them, or for each unit
-    follows: Callable[[], bool] | None  # whether its sizes follow from its largest example; None: all examples are of one size
+    smallest: Smallest | None  # None: all examples are of one size
     cut: int | None = None  # it is no micro-batch
 
 
@@ -146,7 +146,7 @@ class Stepping:
         self._guard.before()
         counted = batch.examples - batch.padding
         contributions = counted if batch.units is None else len(torch.unique(batch.units[:counted]))
-        self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records, counted, contributions, batch._follows)
+        self._issued = Issued(batch.examples, batch.units, batch.padding, batch._records, counted, contributions, batch._smallest)
         if self._parts.any:
             self._parts.clear()
             self._capture.fold_with(None)  # a whole batch needs no second buffer
@@ -210,8 +210,8 @@ class Stepping:
         self._guard.check(options)
         for check in self._checks:
             check()
-        if self._capture.resized or (self._issued is not None and self._issued.follows is not None):
-            self._length.require(self._books.taken, None if self._issued is None else self._issued.follows)
+        if self._capture.resized or (self._issued is not None and self._issued.smallest is not None):
+            self._length.require(self._books.taken, None if self._issued is None else self._issued.smallest)
         if self._parts.any:
             self._parts.check()
         return self._books.taken
