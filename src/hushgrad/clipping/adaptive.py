@@ -93,7 +93,7 @@ class Adaptive(Clipper):
     # One step's clipper -------------------------------------------------------------------------------------------------
 
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """min(1, C / norm); 0 where the norm is no number."""
+        """min(1, C / norm); 0 if the norm is not finite."""
         return sq_norms.rsqrt().mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def sensitivity(self, relation: Relation) -> float:
@@ -114,10 +114,10 @@ class Adaptive(Clipper):
         return replace(self, max_grad_norm=exp(min(max(target, -_FARTHEST), _FARTHEST)))
 
     def counted_there(self, raw_norms: Tensor, noise: Callable[[Tensor], None], norm: Tensor | None) -> AdaptiveOnDevice:
-        """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, and nobody waits.
+        """The next step's clipper on a device: count, noise and clip norm stay there, in double precision, without waiting for it.
 
         Args:
-            raw_norms: of the step's examples, on the device; negative where a batch of fixed shape is filled up.
+            raw_norms: of the step's examples, on the device; negative for padding in a batch of fixed shape.
             noise: adds the count's noise to it, in place.
             norm: this step's clip norm on the device; None: it is still the value's own.
         """
@@ -159,20 +159,20 @@ class Adaptive(Clipper):
 
 
 class AdaptiveOnDevice(Clipper):
-    """An :class:`Adaptive` clipper whose norm lies on a device, where the last step has moved it: a number of one element."""
+    """An :class:`Adaptive` clipper whose norm is a scalar tensor on a device, where the last step has moved it."""
 
     def __init__(self, options: Adaptive, norm: Tensor) -> None:
         self.options, self.norm = options, norm
 
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """As of the clipper that it stands for."""
+        """As for the clipper that it stands for."""
         return sq_norms.rsqrt().mul_(self.norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def sensitivity(self, relation: Relation) -> float:
-        """A number on the device, which multiplies as one: C times the number of contributions that neighbours differ by."""
+        """C times the number of contributions that neighbours differ by, as a scalar on the device."""
         return self.norm * relation.contributions  # type: ignore[return-value]
 
     @property
     def fetched(self) -> Adaptive:
-        """The clipper as a value; the device is waited for."""
+        """The clipper as a value; waits for the device."""
         return replace(self.options, max_grad_norm=float(self.norm))

@@ -67,7 +67,7 @@ class Automatic(Clipper):
         object.__setattr__(self, "stability", _check.positive(stability=self.stability, remedy=remedy))
 
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """C / (norm + stability); 0 where the norm is no number."""
+        """C / (norm + stability); 0 if the norm is not finite."""
         # C / inf = 0 by itself; only NaN needs a word.
         return (self.max_grad_norm / sq_norms.sqrt().add_(self.stability)).nan_to_num_(nan=0.0)
 

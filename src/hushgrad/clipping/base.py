@@ -1,4 +1,4 @@
-"""The frame of the room: what a rule must know about its layer, and what a clipper does with norms.
+"""The interface of layer rules, and the symbols that all of them use.
 
 | symbol | name | meaning |
 |---|---|---|
@@ -10,7 +10,7 @@
 | w_i | weight | what the clipper multiplies G_i by |
 
 A :class:`Rule` answers three questions about a :class:`Record`: what is G_i, what is its squared norm, and what is
-sum_i w_i G_i. Only the first has to be written; the other two follow, and a rule overrides them where there is a cheaper
+sum_i w_i G_i. Only the first has to be written; the other two have defaults, which a rule overrides if there is a cheaper
 exact way. A rule is stateless, is registered with ``@rule(TheLayerClass)``, and never sees clip norms, reductions or
 probes: the capture multiplies those in.
 """
@@ -166,13 +166,13 @@ class Rule(ABC):
         return chosen
 
     def widened(self, record: Record) -> Record:
-        """The same record in double precision, of one whose gradients are added part by part."""
+        """The same record in double precision, for a rule whose gradients are added part by part."""
         args, grads = tuple(map(_widened, record.args)), tuple(map(_widened, record.grads))
         return Record(record.module, record.names, args, {k: _widened(v) for k, v in record.kwargs.items()}, grads)
 
 
 def measured_here(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The squared norms of gradients that were made; on a device they are put off."""
+    """The squared norms of gradients that exist; on a device they are deferred."""
     return {name: sq_norm(G) for name, G in kept.items() if G.is_cpu}
 
 
@@ -199,7 +199,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[R], R]:
 
 
 def rule_for(module: nn.Module, trainable: Sequence[str]) -> Rule | None:
-    """The rule that covers this module's trainable parameters, or None: then the fallback serves.
+    """The rule that covers this module's trainable parameters, or None: then the fallback is used.
 
     A subclass that overrides ``forward`` computes something else, and one with further parameters has gradients that the
     rule does not know, so neither inherits its parent's rule.

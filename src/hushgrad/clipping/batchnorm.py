@@ -1,4 +1,4 @@
-"""BatchNorm mixes the examples of a batch; GroupNorm does not."""
+"""Replaces BatchNorm, which mixes the examples of a batch, by GroupNorm, which does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hooks cannot know: how many examples a batch has, whose they are, and which passes are no part of the step."""
+"""What hooks cannot know and must be declared: which examples form a unit, and which passes are not part of a step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Declarations"]
 
 
 class Declarations:
-    """The part of a capture that somebody tells it."""
+    """The part of a capture that takes declarations."""
 
     _tape: Tape
     _root: Root
     _most: int | None
 
     def units(self, ids: Tensor) -> None:
-        """Examples of the next physical batch with equal ``ids`` belong to one unit, whose whole gradient is clipped as one."""
+        """Declare that examples of the next physical batch with equal ``ids`` are one unit, whose whole gradient is clipped as one."""
         ids = torch.as_tensor(ids)
         if ids.dim() != 1 or ids.is_floating_point():
             _check.fail("ids", ids, "to be a one-dimensional integer tensor, one id for each example")
@@ -44,10 +44,10 @@ class Declarations:
 
     @contextmanager
     def summing(self) -> Iterator[None]:
-        """A backward pass inside is that of the *sum* of the examples' losses, in a run of means, too.
+        """A backward pass inside is that of the *sum* of the examples' losses, even in a run whose losses are means.
 
-        A mean divides every gradient by how many examples there are and rounds it: then the last bits of everybody's gradient depend on
-        whether a record is there, and of gradients that cancel, or in low precision, those are not the last ones.
+        A mean divides every gradient by the number of examples and rounds it: so the last bits of all gradients depend on whether one
+        record is there, and where gradients cancel, or in low precision, these bits matter.
         """
         self._tape.summing = True
         try:
@@ -63,12 +63,12 @@ class Declarations:
 
     @property
     def proving(self) -> bool:
-        """Whether a pass that runs now is one of a proof: it reads what the pass reads that is to be proved, and nothing else."""
+        """Whether the running pass belongs to a proof, which reads only what the pass to be proved reads."""
         return self._root.proving
 
     @property
     def aside(self) -> bool:
-        """Whether a pass that runs now is no part of a step: one of a proof, or paused."""
+        """Whether the running pass is not part of a step: it belongs to a proof, or is paused."""
         return self.proving or self._tape.silent > 0
 
     @contextmanager

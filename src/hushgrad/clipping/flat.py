@@ -47,7 +47,7 @@ class Flat(Clipper):
         object.__setattr__(self, "max_grad_norm", _check.positive(max_grad_norm=self.max_grad_norm))
 
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """min(1, C / norm); 0 where the norm is no number."""
+        """min(1, C / norm); 0 if the norm is not finite."""
         # C / inf = 0 by itself, and NaN survives the clamp, so one nan_to_num covers both.
         return sq_norms.rsqrt().mul_(self.max_grad_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
 

@@ -53,7 +53,7 @@ def clipped_sum(
 
 
 def _require_examples(found: int, inputs: Any) -> None:
-    """A model that joins examples and positions in all its layers shows no other number."""
+    """Refuse a model that merges examples and positions in all its layers, so that the batch size cannot be verified."""
     first = next((t for t in tree_flatten(inputs)[0] if isinstance(t, Tensor) and t.dim()), None)
     if first is not None and found not in first.shape[:2]:
         raise CaptureError(

@@ -116,7 +116,7 @@ class PerLayer(Clipper):
         return [self.max_grad_norm * share / whole for _, share in self.shares]
 
     def weights(self, sq_norms: Tensor) -> Tensor:
-        """min(1, C_k / norm) for each example and group; 0 where the norm is no number."""
+        """min(1, C_k / norm) for each example and group; 0 if the norm is not finite."""
         if sq_norms.dim() == 1:  # no examples, so no groups either
             sq_norms = sq_norms.unsqueeze(1)
         bounds = sq_norms.new_tensor(self.norms(sq_norms.shape[1]))

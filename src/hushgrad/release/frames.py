@@ -36,7 +36,7 @@ _SHARE = 400  # flushing takes at most one part in so many of the time
 
 
 class Frame(NamedTuple):
-    """One frame, with what follows it; ``end`` is where the next one begins, and ``checksum`` that of all so far."""
+    """One frame and what follows it; ``end`` is where the next one begins, ``checksum`` covers everything so far."""
 
     kind: int
     content: bytes
@@ -50,7 +50,7 @@ def frames_in(path: Path) -> Iterator[Frame]:
 
 
 class Frames:
-    """The file while it is written."""
+    """The file while it is open for writing."""
 
     def __init__(self, path: Path, *, new: bool) -> None:
         self.path, self._checksum = path.resolve(), zlib.crc32(_MAGIC)
@@ -85,24 +85,24 @@ class Frames:
         self.rest, self._size = data[good:], good
 
     def cut(self) -> None:
-        """Take off what is behind the last whole frame."""
+        """Remove what follows the last whole frame."""
         os.ftruncate(self._held(), self.path.stat().st_size - len(self.rest))
 
     @property
     def known(self) -> Known:
-        """What the folder knows of this run's file."""
+        """What the folder knows about this run's file."""
         return self.place.known(self._first)
 
     def is_touched(self, known: Known) -> bool:
-        """Whether the file was changed at another time than its last frame was written: put back, or its rights or the clock changed."""
+        """Whether the file was changed after its last frame was written: restored, or its mode or the clock changed."""
         return known.length == self._size and not 0 <= known.written - os.fstat(self._held()).st_ctime_ns < _A_MINUTE
 
     def is_put_back(self, known: Known) -> bool:
-        """Whether the file is shorter than its folder knows this run's: somebody cut it, or put an older one in its place."""
+        """Whether the file is shorter than its folder knows: it was truncated, or replaced by an older one."""
         return self._size < known.least
 
     def claim(self, known: Known) -> bool:
-        """Write from now on; whether the folder is told of it."""
+        """Become the writer; returns whether the folder records it."""
         self._begun = known.begun
         self.place.claim(self._first, known, self._size)
         self._told = self.place.told
@@ -110,7 +110,7 @@ class Frames:
 
     @property
     def asks(self) -> bool:
-        """Whether each frame asks the folder who owns the run, so that nobody else has to. Others cannot write to a file that is locked."""
+        """Whether each frame checks who owns the run, so that nothing else has to. Others cannot write to a locked file."""
         return self._alone is True and self.place.told
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Frames:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has taken the file over."""
+        """Whether no other process has taken the file over."""
         return self._file is not None
 
     def tell(self, **content: Any) -> None:
@@ -134,7 +134,7 @@ class Frames:
         """Append a frame, and what follows it.
 
         Raises:
-            ArgumentError: where somebody else has claimed the folder. The frame is taken off again.
+            ArgumentError: if another process has claimed the folder. The frame is removed again.
         """
         head = bytes((kind,)) + content
         checksum = zlib.crc32(head + text, self._checksum)
@@ -142,7 +142,7 @@ class Frames:
         self._first, self._checksum = self._first or checksum, checksum
 
     def _write(self, data: bytes) -> None:
-        """All of it or nothing: half a frame would hide those behind it."""
+        """Write all of it or nothing: half a frame would hide those after it."""
         file, size = self._file if self._file is not None else self._held(), self._size + len(data)
         try:
             if os.write(file, data) != len(data):
@@ -162,7 +162,7 @@ class Frames:
         return self._file
 
     def flush(self, begun: int = 0) -> None:
-        """Have the disk hold all that was written. ``begun``: steps below it may be released now."""
+        """Flush everything to the disk. ``begun``: steps below it may be released now."""
         if self._told and not self.place.told:  # there was no room for the attribute any more, and the next life has to know
             self._told = False
             self.tell(told=False)
@@ -236,5 +236,5 @@ def _unwritable(why: object) -> StorageError:
 
 
 def damaged() -> ArgumentError:
-    """What is said of a file that was not written like this."""
+    """The error for a file that is not in this format."""
     return ArgumentError(f"Expected the journal to be as it was written; it was damaged. {WAYS_ON}")

@@ -1,21 +1,22 @@
-"""The journal of a run: everything that was ever released under its key, in order, so that no row of noise serves twice.
+"""The journal of a run: everything that was ever released under its key, in order, so that no row of noise is used twice.
 
-A restart repeats the steps since its last checkpoint, and may: the same value again tells nobody anything. Another value under
-the same noise gives the bare sums away. So the journal holds one digest for each release, and a run that repeats must make the
-same list; it is stopped *before* it releases anything else.
+A restart repeats the steps since its last checkpoint. That is safe: the same value again reveals nothing. But another value with
+the same noise would reveal the difference of two bare sums. So the journal holds one digest for each release, and a run that repeats
+steps must produce the same list; it is stopped *before* it releases anything else.
 
-One file, ``journal``, beside the key, mode 0600, of :mod:`frames <hushgrad.release.frames>`:
+One file, ``journal``, next to the key, mode 0600, made of :mod:`frames <hushgrad.release.frames>`:
 
 | kind | 5 bytes | written |
 |---|---|---|
 | ``r`` | the digest of a release | before it is handed out |
 | ``a`` | the digest of a reading of all lazy tables | before their noise is drawn |
 | ``m`` | a mark: steps below it may be taken | flushed to the disk before the first of them begins |
-| ``j`` | the length of a JSON object that follows | what the run is bound to; each opening; what somebody vouches for |
+| ``j`` | the length of a JSON object that follows | what the run is bound to; each opening; what the user vouches for |
 
-The digests are a chain: each is over all before it, under a key of its own. A mark reserves some steps at once. A killed process loses
-nothing that it had written; a machine that stops may lose digests behind the last mark, and the steps up to the mark count as released:
-they are repeated, nobody can compare them, and the guarantee says so (``notes``), in later lives too, as of a copy without its original.
+The digests form a chain: each covers all before it, under a key of its own. A mark reserves several steps at once. A killed process loses
+nothing that it has written; a machine crash may lose digests after the last mark, and the steps up to the mark then count as released:
+they are repeated without comparison, and the guarantee says so (``notes``), also after later restarts, as it does for a copy without its
+original.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CHAIN = 16  # bytes of the whole digest, of which a frame has some
 
 
 class Journal:
-    """The releases of one run: in a file that :meth:`create` and :meth:`open` know, or, without one, in memory alone.
+    """The releases of one run: in a file, see :meth:`create` and :meth:`open`, or only in memory.
 
     ``position`` counts the releases so far and ``chain`` is their digest; both belong into a checkpoint, and :meth:`seek` takes
     them from there.
@@ -71,7 +72,7 @@ class Journal:
         """A new journal in ``path``, flushed to the disk, bound to its key and to what is given.
 
         Raises:
-            ArgumentError: where the folder knows of releases under this key, whose journal is gone. A seed may be used again.
+            ArgumentError: if the folder knows of releases under this key whose journal is gone. A seed may be used again.
         """
         journal, frames = cls._in(path, key, owner, new=True)
         for name, value in {"key": key.fingerprint, **bound}.items():
@@ -90,10 +91,10 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, key: RunKey, owner: Owner) -> Journal:
-        """The journal in ``path``; nothing is released yet. :meth:`seek` says where the run goes on.
+        """The journal in ``path``; nothing is released yet. :meth:`seek` says where the run continues.
 
         Raises:
-            ArgumentError: where the file is damaged, or a copy of one that is still there.
+            ArgumentError: if the file is damaged, or a copy of one that still exists.
         """
         journal, frames = cls._in(path, key, owner, new=False)
         try:
@@ -135,10 +136,10 @@ class Journal:
             self.close()
 
     def seek(self, position: int, chain: bytes) -> None:
-        """Go on behind the first ``position`` releases, whose digest is ``chain``: what a checkpoint says.
+        """Continue after the first ``position`` releases, whose digest is ``chain``, as a checkpoint says.
 
         Raises:
-            ArgumentError: where the journal is shorter than that, or tells another story.
+            ArgumentError: if the journal is shorter than that, or has other releases.
         """
         if self._frames is not None:
             if position > len(self._recorded):
@@ -148,12 +149,12 @@ class Journal:
         self.position, self.chain = position, chain
 
     def catch_up(self, position: int, chain: bytes, *, before: bytes, witness: bytes) -> None:
-        """The same where a release cannot be repeated: it is saved first, then written here, then handed out.
+        """The same for releases that cannot be repeated: each is saved first, then entered here, then handed out.
 
         ``before`` is the digest of all but the last of the ``position`` releases that were saved, and ``witness`` the last one's.
 
         Raises:
-            ArgumentError: where more was released than is saved, or what is saved does not follow from what was released.
+            ArgumentError: if more was released than is saved, or what is saved does not continue what was released.
         """
         if position < len(self._recorded):
             raise ArgumentError(
@@ -170,23 +171,23 @@ class Journal:
         self.seek(position, chain)
 
     def after(self, step: int, witness: bytes) -> bytes:
-        """What ``chain`` will be when ``step`` is released."""
+        """The value of ``chain`` after releasing ``step``."""
         return self._digest(ord("r"), step.to_bytes(8, "little") + witness)
 
     @property
     def ahead(self) -> int:
-        """How many releases earlier lives made beyond this point: they are repeated first."""
+        """How many releases earlier processes made beyond this point: they are repeated first."""
         return max(0, len(self._recorded) - self.position)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the guarantee has to say."""
+        """What the guarantee must say."""
         for note in self._once.notes:
             self.vouched(note)
         return self._notes
 
     def vouched(self, note: str) -> None:
-        """Have the guarantee say what nobody can show, after a restart too."""
+        """Make the guarantee state an unverified assumption, also after a restart."""
         if note not in self._notes:
             self._notes += (note,)
             mine = os.getpid() == self._process and (self._owner is None or self._owner.held)
@@ -194,10 +195,10 @@ class Journal:
                 self._frames.tell(note=note)
 
     def bind(self, name: str, value: Any) -> None:
-        """Remember a part of the run's identity, or find it to be the remembered one.
+        """Remember a part of the run's identity, or compare it with the remembered one.
 
         Raises:
-            ArgumentError: where it is another one.
+            ArgumentError: if it differs.
         """
         if name not in self.bound:
             self._bind(name, value)
@@ -206,12 +207,12 @@ class Journal:
             raise ArgumentError(f"Expected the {name} of this run as they were when it began; they have changed since. {WAYS_ON}")
 
     def rebind(self, name: str, value: Any) -> None:
-        """Remember another value of what may change between two lives."""
+        """Remember another value of something that may change between restarts."""
         if self.bound.get(name) != value:
             self._bind(name, value)
 
     def begin(self, step: int) -> None:
-        """Before the noise of ``step`` is drawn: whoever restarts must know that it may have been released."""
+        """Called before the noise of ``step`` is drawn: after a restart it must be known that it may have been released."""
         if self._frames is not None and step >= self._marks.reached:  # else the owner is asked before the release
             self._require_open()
             self._marks.reserve(step, self._frames)
@@ -219,16 +220,16 @@ class Journal:
             self._require_open()
 
     def released(self, step: int, witness: bytes) -> None:
-        """Before ``step`` is handed out. ``witness`` are bytes that another release would not have.
+        """Called before ``step`` is handed out. ``witness`` are bytes that another release would not have.
 
         Raises:
-            ArgumentError: where an earlier life released another value under this noise. Nothing has been released.
+            ArgumentError: if an earlier process released another value with this noise. Nothing has been released.
         """
         self._next(ord("r"), step.to_bytes(8, "little") + witness)
         self._last = step, int.from_bytes(witness[:8], "little")
 
     def __enter__(self) -> None:
-        """Inside, something is entered and done: both, or neither, or (Ctrl-C) a run with a folder goes on from its last save only."""
+        """Inside, something is entered and done: both, or neither; after Ctrl-C in between, a run on disk can only be resumed."""
         if os.getpid() != self._process:
             raise forked()
         if self._half:
@@ -246,11 +247,11 @@ class Journal:
             self._half = self._frames is not None and self.position != self._before
 
     def read_all(self, step: int) -> None:
-        """Before the noise of all lazy tables is drawn after ``step`` steps."""
+        """Called before the noise of all lazy tables is drawn after ``step`` steps."""
         self._next(ord("a"), step.to_bytes(8, "little"))
 
     def read_all_before(self, step: int) -> bool:
-        """Whether an earlier life read all lazy tables at this point, so that the same must be done again."""
+        """Whether an earlier process read all lazy tables at this point, so that the same must be done again."""
         if not self.ahead:
             return False
         chain = self._digest(ord("a"), step.to_bytes(8, "little"))
@@ -293,6 +294,6 @@ class Journal:
             self._frames.tell(bind={name: value})
 
     def flush(self) -> None:
-        """Have the disk hold all that was written: before a state is saved that counts on it."""
+        """Flush everything to the disk, before a state is saved that relies on it."""
         if self._frames is not None:
             self._frames.flush()

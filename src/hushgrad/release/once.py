@@ -1,9 +1,9 @@
-"""What this process has released under each key: two runs under one key that differ are seen, and the guarantees of both say so.
+"""Detects reuse of a key within this process: if two runs under one key release different values, both guarantees say so.
 
-A folder's journal sees this across lives and refuses. Here it is seen where there is none, or another one: a key that is given to two
-models, the cell of a notebook that is run again, a state that is loaded twice. Each of the two is as private as it says, alone; whoever
-has both subtracts one from the other, and the noise is gone. Other processes are not seen: of a key that was given the guarantee says so.
-Seeds are left out: whoever gives one wants the same noise again, and the guarantee says what that costs.
+A journal on disk detects and refuses this across restarts. Here it is detected without one, or with two: a key that is passed to two
+models, a notebook cell that is run again, a state that is loaded twice. Each of the two releases is as private as it says by itself; but
+whoever has both can subtract one from the other, and the noise is gone. Other processes are not seen: for a key that the user gave, the
+guarantee says so. Seeds are exempt: whoever gives one wants the same noise again, and the guarantee states the consequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _here: dict[str, Once] = {}
 
 
 def forget() -> None:
-    """Know of no release, as another process would: for tests that stand for several processes."""
+    """Forget all releases, as in a new process: for tests that simulate several processes."""
     _here.clear()
 
 
@@ -46,17 +46,17 @@ class Once:
 
     @classmethod
     def of(cls, key: RunKey) -> Once:
-        """What was released under ``key``, by whichever run."""
+        """What was released under ``key``, by any run."""
         return cls() if key.reproducible else _here.setdefault(key.fingerprint, cls())
 
     def begun(self) -> array[int]:
-        """Where one more run enters what it releases."""
+        """The list in which one more run enters what it releases."""
         self._runs.append(array("Q"))
         return self._runs[-1]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a guarantee under this key has to say."""
+        """What a guarantee under this key must say."""
         runs, found = [run for run in self._runs if run], dict[int, int]()
         if len(runs) > 1:
             for run in runs:

@@ -1,7 +1,7 @@
-"""Reading one pass by a structure: each call is told where its examples are, and the frontier is watched.
+"""Reads one pass by a proved structure: tells each call where its examples are, and hooks the frontier.
 
-As it was proved, where the pass looks like the proved one and moves no rows elsewhere; else by tags on its own graph, which say whose row
-it is in this very pass. What they do not say is refused.
+If the pass looks like the proved one and moves no rows elsewhere, it is read as proved; otherwise by tags on its own graph, which find the
+owner of each row in this very pass. What tags cannot determine is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Reader"]
 
 
 class Reader(NamedTuple):
-    """Reads passes of one capture; inside ``deaf`` gradients that come back are no step's."""
+    """Reads passes of one capture; inside ``deaf`` gradients that come back are not part of a step."""
 
     capture: Capture
     deaf: Callable[[], AbstractContextManager[None]]
@@ -48,7 +48,10 @@ class Reader(NamedTuple):
         return self.capture.name_of(leaf)
 
     def read(self, structure: Structure, run: Run, B: int, packing: Packing | None, *, by_tags: bool, inputs: Any = None) -> None:
-        """Tell each call where its examples are; ``inputs``, of a pass of no proof. Raises LookupError with what cannot be told."""
+        """Tell each call where its examples are. Raises LookupError with what cannot be determined.
+
+        ``inputs``: of a pass that is not part of a proof.
+        """
         if structure.ways and inputs is not None:
             run = self._opened(structure, run, leaves(inputs))
         calls = numbered(run.calls)
@@ -97,7 +100,7 @@ class Reader(NamedTuple):
             return None
 
     def _require_still(self, structure: Structure, calls: dict[Number, Call], B: int) -> None:
-        """A pass that cannot be tagged is read as it was proved, if nothing in it moves rows."""
+        """Require that nothing moves rows: then a pass that cannot be tagged is read as proved."""
         if structure.moves != () or structure.routed or not structure.holds(calls, B):
             raise LookupError("a reentrant checkpoint: use checkpoint(..., use_reentrant=False)")
 
@@ -107,7 +110,7 @@ class Reader(NamedTuple):
                 y.register_hook(partial(self.capture.refuse_around, tuple(y.shape)))  # type: ignore[no-untyped-call]
 
     def _opened(self, structure: Structure, run: Run, tensors: list[Any]) -> Run:
-        """The outputs as the proof saw them; of a padded one, nothing may come back to what is beyond an example's length."""
+        """The outputs as the proof saw them; no gradient may come back to a padded output beyond an example's length."""
         made = opened(run.outputs, Opening(structure.ways), tensors)
         for y, way in zip(run.outputs, structure.ways, strict=True):
             if way is not None and way.form == "padded" and y.requires_grad:
@@ -117,7 +120,7 @@ class Reader(NamedTuple):
     def _tagged(
         self, exits: list[Exit], run: Run, edges: list[Source], borders: list[Border], graph: Graph, B: int
     ) -> tuple[dict[Any, Any], list[Border]]:
-        """The owners of all rows in this pass: what was proved must not contradict them."""
+        """The owners of all rows in this pass; they must not contradict what was proved."""
         live = [
             (call, k, e) for call, own in run.edges.items() for k, e in enumerate(own) if e is not None and e.node in graph.nodes
         ]
@@ -147,7 +150,7 @@ class Reader(NamedTuple):
 
 
 def _read_as(border: Border, owners: list[Owners], B: int) -> tuple[Layout | None, ...]:
-    """The layouts of a frontier node's cotangents, ROWS where the owners are others in this pass."""
+    """The layouts of a frontier node's cotangents; ROWS where the owners differ in this pass."""
     made: list[Layout | None] = []
     for k, layout in enumerate(border.layouts):
         each = owners[k].each if k < len(owners) else None
@@ -157,7 +160,7 @@ def _read_as(border: Border, owners: list[Owners], B: int) -> tuple[Layout | Non
 
 
 def _settle(call: Call, output: int, owners: Owners, B: int) -> None:
-    """One output's owners: as the place says, or rows of which each has one owner; else LookupError."""
+    """One output's owners: as the place says, or rows that each have one owner; otherwise LookupError."""
     place, each = call.place, owners.each
     if place is None or place.layout.kind in (Kind.SHARED, Kind.DEAD) or each is None:
         if place is not None and place.layout.kind is Kind.ROWS:
@@ -192,7 +195,7 @@ def _agrees(call: Call, place: Place, output: int, each: Tensor, B: int) -> bool
 
 
 def _bad(structure: Structure, outputs: list[Tensor], B: int) -> Tensor:
-    """Examples whose outputs are not numbers."""
+    """Examples with non-finite outputs."""
     made = torch.zeros(B, dtype=torch.bool)
     for y, layout in zip(outputs, structure.exits, strict=True):
         if layout is not None:

@@ -1,4 +1,4 @@
-"""What a proof has found: where each call of each site has its examples, how what is shared is read; and all that was found so far."""
+"""Structures, the results of proofs: where each call of each site has its examples, and how shared values are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Pattern = tuple["int | None", ...]  # of a shape: a size; None, any size; -c, c 
 
 
 class Place(NamedTuple):
-    """How a call is read: as the rule expects it (``native``), or by its layout."""
+    """How a call is read: as its rule expects (``native``), or by its layout."""
 
     layout: Layout
     native: bool = False
@@ -46,7 +46,7 @@ DROPPED = Place(Layout(Kind.DEAD))  # no example: nothing is anybody's
 
 
 class Structure(NamedTuple):
-    """Proved once, for inputs of these sizes; used for all that look alike."""
+    """The result of one proof, for inputs of certain sizes; used for all passes that look alike."""
 
     reading: Reading
     sizes: tuple[Any, ...]  # of the inputs, without the examples' dimension
@@ -70,7 +70,7 @@ class Structure(NamedTuple):
     courses: KnownTraces | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:
-        """The same but for sizes."""
+        """Whether two are equal except for sizes."""
         mine, its = ({k: (p.native, p.layout[:2]) for k, p in s.places.items()} for s in (self, other))
         ends, others = (
             {t: tuple(x and x[:2] for x in e) for t, e in s.frontier.ends.items()} for s in (self, other)
@@ -79,7 +79,7 @@ class Structure(NamedTuple):
         return mine == its and ends == others and routes and self.bare == other.bare and self.exits_alike(other)
 
     def exits_alike(self, other: Structure) -> bool:
-        """The outputs have the examples in the same places."""
+        """Whether the outputs have the examples in the same places."""
         return [e and e[:2] for e in self.exits] == [e and e[:2] for e in other.exits]
 
     def examples(self, tensors: list[Any]) -> int | None:
@@ -98,7 +98,7 @@ class Structure(NamedTuple):
         return examples <= self.most and sizes_of(tensors, self.reading, examples) == self.sizes
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
-        """Whether these are the calls that were proved, of the same sizes inside."""
+        """Whether these are the proved calls, with the same internal sizes."""
         if self.routed:
             return self.holds(numbered(calls), examples)
         return [*map(_site, calls)] == self.order and _sized(calls, self.shapes.values(), examples)  # noted in this order
@@ -109,7 +109,7 @@ class Structure(NamedTuple):
 
 
 def _sized(calls: Iterable[Call], patterns: Iterable[tuple[Pattern, ...] | None], examples: int) -> bool:
-    """Whether each call has outputs of these sizes, and there are such."""
+    """Whether each call has outputs, of these sizes."""
     for call, wanted in zip(calls, patterns, strict=True):
         if wanted is None or len(wanted) != len(call.shapes):
             return False
@@ -123,7 +123,7 @@ def _sized(calls: Iterable[Call], patterns: Iterable[tuple[Pattern, ...] | None]
 
 
 def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -> Pattern:
-    """The sizes of a tensor with this layout, of which ``other`` is another run's: what follows the number of examples is free."""
+    """The sizes of a tensor with this layout; ``other`` is the same tensor in another run. Sizes that depend on the examples are free."""
     made: list[int | None] = []
     for d, size in enumerate(shape):
         if layout.regular and d == layout.dim:
@@ -137,7 +137,7 @@ def pattern(layout: Layout, shape: Sequence[int], other: Sequence[int] | None) -
 
 
 def sizes_of(tensors: list[Any], reading: Reading, examples: int) -> tuple[Any, ...] | None:
-    """The sizes of the inputs without those that grow with the examples; None if they do not have so many."""
+    """The sizes of the inputs without those that grow with the examples; None if they do not hold so many."""
     if len(tensors) != len(reading.layouts):
         return None
     made: list[Any] = []
@@ -159,12 +159,12 @@ def sizes_of(tensors: list[Any], reading: Reading, examples: int) -> tuple[Any, 
 
 
 def is_packed(call: Call) -> bool:
-    """A packed sequence says itself whose its rows are; its rule reads that, and the seal checks the rule."""
+    """Whether a call uses a packed sequence, which itself tells whose its rows are; its rule reads that, and the seal checks the rule."""
     return bool(call.args) and isinstance(call.args[0], PackedSequence)
 
 
 def numbered(calls: Sequence[Call]) -> dict[Number, Call]:
-    """The calls by site, and how often it was called before."""
+    """The calls by site and number of earlier calls of it."""
     counts: Counter[Site] = Counter()
     made = {}
     for call in calls:
@@ -174,7 +174,7 @@ def numbered(calls: Sequence[Call]) -> dict[Number, Call]:
 
 
 class Known:
-    """Structures by key: what else than sizes decides what a pass does."""
+    """All structures, by key: what decides about a pass besides sizes."""
 
     def __init__(self) -> None:
         self._proved: dict[Any, list[Structure]] = {}
@@ -186,7 +186,7 @@ class Known:
         self.answer: list[tuple[int, list[Structure]]] = []
 
     def proved(self, key: Any) -> list[Structure]:
-        """All that were proved under this key, the last one first."""
+        """All that were proved under this key, the latest first."""
         return self._proved.get(key, [])
 
     def every(self) -> list[Structure]:
@@ -194,17 +194,17 @@ class Known:
         return [structure for proved in self._proved.values() for structure in proved]
 
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
-        """Whether all examples shared the input of this number, of this shape, in a pass that was proved."""
+        """Whether all examples shared the input of this number, of this shape, in a proved pass."""
         return any(s.reading.layouts[tensor : tensor + 1] == (None,) and s.sizes[tensor] == shape for s in self.every())
 
     def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
-        """Whether the input of this number, of so many, had the examples there in a batch that was proved."""
+        """Whether the input of this number, of so many, had this layout in a proved batch."""
         return (tensors, tensor, *layout[:2]) in self._placed
 
     def add(self, key: Any, structure: Structure, *, of_one: bool = False) -> Structure:
-        """Remember, and return what is remembered: with the courses of one that looks the same and is replaced.
+        """Remember, and return what is remembered: with the traces of an equal structure that it replaces.
 
-        Whatever was concluded is forgotten. ``of_one``: there was a single example.
+        Interpolated structures are forgotten. ``of_one``: there was a single example.
         """
         layouts = structure.reading.layouts
         if not of_one:  # of which every reading is right
@@ -220,7 +220,7 @@ class Known:
         return structure
 
     def saw(self, key: Any, structure: Structure, nodes: int, course: CallTrace | None) -> None:
-        """A pass that was read by tags makes so many nodes, and took this course."""
+        """Record that a pass read by tags made so many nodes, and had this trace."""
         seen = structure._replace(nodes=frozenset({nodes}) | (structure.nodes or frozenset()))
         if course is not None and seen.courses is not None:
             seen = seen._replace(courses=seen.courses.after(course))
@@ -229,9 +229,9 @@ class Known:
         self.asked = None
 
     def read_as(self, key: Any, tensors: list[Any], expected: int | None) -> list[tuple[int, list[Structure]]]:
-        """How many examples these inputs may hold, ``expected`` where that was said, with the candidates for each number.
+        """How many examples these inputs may hold (``expected`` if announced), with the candidates for each number.
 
-        All that the answer depends on are the key and the sizes of tensors.
+        The answer depends only on the key and the sizes of tensors.
         """
         proved, answer = self._proved.get(key, ()), []
         for n in [expected] if expected is not None else dict.fromkeys([s.examples(tensors) for s in proved]):
@@ -247,7 +247,7 @@ class Known:
         return answer
 
     def _concluded(self, key: Any, tensors: list[Any], examples: int) -> list[Structure]:
-        """What follows from proved lengths, where none of them fits."""
+        """A structure interpolated from proved lengths, if none of them fits."""
         proved, concluded = self._proved[key], self._between.setdefault(key, [])
         found = [s for s in concluded if s.fits(tensors, examples)]
         if not found:

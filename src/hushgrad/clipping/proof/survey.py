@@ -1,4 +1,4 @@
-"""Surveys: a pass, its graph, and by tags the owners of the rows that come back to each call."""
+"""Surveys: a pass, its graph, and, by tags, the owners of the rows of gradient that come back to each call."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = [
 
 
 class Run(NamedTuple):
-    """One pass over some examples: its outputs, the calls of the sites, and where the graph has the outputs of each call.
+    """One pass over some examples: its outputs, the calls of the sites, and the graph edges of each call's outputs.
 
-    The graph's nodes know the calls, so a call that knew its nodes would be a circle: nobody would ever let go of what the pass holds.
+    The graph's nodes refer to the calls; if calls referred to nodes, the cycle would keep everything that the pass holds alive.
     """
 
     outputs: list[Tensor]
@@ -51,46 +51,46 @@ class Run(NamedTuple):
 
 
 class Names(Protocol):
-    """Who knows the parameters' names."""
+    """Knows the parameters' names."""
 
     def name_of(self, leaf: Tensor) -> str | None:
         """The name of a trained parameter."""
 
 
 class Stage(Names, Protocol):
-    """What a proof needs of the capture."""
+    """What a proof needs from the capture."""
 
     model: nn.Module
     opening: Opening | None  # of outputs that hold examples of different lengths
     kept: Run | None  # the pass over the batch, if it may be read by the structure that is found
 
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
-        """Whether all examples shared this input, of this shape, in a pass that was proved."""
+        """Whether all examples shared this input, of this shape, in a proved pass."""
 
     def placed(self, tensors: int, tensor: int, layout: Layout) -> bool:
-        """Whether this input, of so many, had the examples there in a batch that was proved."""
+        """Whether this input, of so many, had this layout in a proved batch."""
 
     def run(self, inputs: Any, examples: int, structure: Structure | None = None) -> Run:
         """A pass under the capture."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Passes inside are without the capture."""
+        """Passes inside run without the capture."""
 
     def alone(self, inputs: Any, *, after: Any = None) -> tuple[list[Tensor], Any]:
-        """A pass, and the trained parameters; ``after`` another one."""
+        """The outputs of a pass, optionally ``after`` another one, and the trained parameters."""
 
     def keeps_nothing(self) -> bool:
-        """Whether no pass so far has left something behind: then one that was made earlier is as good as one that is made now."""
+        """Whether no pass so far has written anything: then earlier passes are as good as new ones."""
 
     def dim(self) -> int | None:
-        """The dimension of the inputs in which somebody has said that the examples are."""
+        """The dimension of the inputs that was declared to hold the examples."""
 
     def precisions(self) -> set[torch.dtype]:
-        """What the model casts numbers to."""
+        """The dtypes that the model casts to."""
 
 
 class Survey(NamedTuple):
-    """A run with its graph; the owners by call and output."""
+    """A run with its graph, and the owners by call and output."""
 
     run: Run
     examples: int
@@ -100,7 +100,7 @@ class Survey(NamedTuple):
 
 
 def run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, examples: int) -> Run | None:
-    """A pass over some of the examples; None if the model does not take them."""
+    """A pass over some of the examples; None if the model rejects them."""
     try:
         return stage.run(reading.only(inputs, which, examples), len(which))
     except CaptureError:
@@ -120,7 +120,7 @@ def run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, example
 
 
 def exits_in(whole: list[Tensor], some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
-    """The layout of each output, None for one without examples; None altogether if the examples alone give something else."""
+    """The layout of each output (None: without examples); None altogether if the examples alone give something else."""
     if len(whole) != len(some.outputs):
         return None
     found = []
@@ -133,7 +133,7 @@ def exits_in(whole: list[Tensor], some: Run, which: Tensor, examples: int) -> tu
 
 
 def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
-    """The layout under which the few examples have what they have in the batch; None: no dimension grows; False: there is no such."""
+    """The layout under which the few examples have what they have in the batch; None: no dimension grows; False: there is none."""
     grown = [d for d, (m, n) in enumerate(zip(a.shape, b.shape, strict=False)) if m != n]
     if a.dim() != b.dim() or len(grown) > 1:
         return False
@@ -151,7 +151,7 @@ def _grown(a: Tensor, b: Tensor, which: Tensor, examples: int) -> Any:
 
 
 def exits_of(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
-    """Where cotangents enter; of a model that returns only its loss, the last call that has the examples first."""
+    """Where cotangents enter; for a model that returns only its loss, the last call with the examples first."""
     return [
         Exit(get_gradient_edge(y), y.detach().new_empty(()).expand(y.shape), layout)
         for y, layout in zip(run.outputs, layouts, strict=True)
@@ -189,7 +189,7 @@ def surveyed(run: Run, layouts: Sequence[Layout | None], examples: int, *, halve
 
 
 def one_owner_each(each: Tensor) -> bool:
-    """Whether every row of dimension 0 has one owner, where a gradient reached it at all."""
+    """Whether every row of dimension 0 that a gradient reached has one owner."""
     rows = each.flatten(1) if each.dim() > 1 else each.unsqueeze(1)
     top = rows.amax(1, keepdim=True) if rows.shape[1] else rows
     return bool(((rows == top) | ((rows < 0) & (rows != MIXED))).all())
@@ -204,7 +204,7 @@ def rows_of(owners: Owners, shape: Sequence[int]) -> Tensor:
 
 
 def still_there(structure: Structure, survey: Survey) -> bool:
-    """Whether all calls that follow a rule follow it in this survey, too."""
+    """Whether all calls with a regular layout have it in this survey, too."""
     for number, owners in survey.owners.items():
         place = structure.places.get(number)
         if place is None or not place.layout.regular or is_packed(numbered(survey.run.calls)[number]):
@@ -218,7 +218,7 @@ def still_there(structure: Structure, survey: Survey) -> bool:
 
 
 def agrees(layout: Layout, each: Tensor, examples: int) -> bool:
-    """Whether these owners are those of a layout, where there are any."""
+    """Whether these owners, if there are any, are those of a layout."""
     if not layout.fits(each.shape, examples):
         return False
     wanted = layout.at(each.shape, examples).owners(each.shape, examples, each.device)

@@ -1,7 +1,7 @@
 """``nn.MultiheadAttention``: input projections, masked attention, output projection.
 
-The layer hands its parameters to a function instead of calling its ``out_proj``, so one rule answers for all of them. The attention is
-run once more from the projected queries, keys and values; the gradients there make every parameter a linear layer:
+The layer passes its parameters to a function instead of calling its ``out_proj``, so one rule covers all of them. The attention is
+run again from the projected queries, keys and values; with the gradients there every parameter is that of a linear layer:
 G_i(W_q) = sum_t dq_t query_t^T, and so on. ``bias_k`` and ``bias_v`` are one more key and value, so their gradient is that row's.
 """
 
@@ -30,7 +30,7 @@ _IN = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_pr
 
 @rule(nn.MultiheadAttention)
 class Attention(OuterProducts):
-    """One repetition of the attention gives the gradients at its projections; the rest are outer products."""
+    """Rerunning the attention once gives the gradients at its projections; the rest are outer products."""
 
     parameters = frozenset(_IN)
     subtree = True  # it uses out_proj's parameters without calling out_proj
@@ -54,18 +54,18 @@ class Attention(OuterProducts):
         return f"its {min(others)} is not a parameter of torch's own layer. Leave out_proj as it is" if others else None
 
     def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Of an input that is strided, with time first."""
+        """For a strided input with time first."""
         layer: Any = module
         asked = partial(is_strided, bias=layer.in_proj_bias is not None, turned=layer.batch_first)
         return any(map(asked, (*args, *kwargs.values())))
 
     def remember(self, module: nn.Module) -> Any:
-        """The random state before the call, from which the same attention weights can be dropped once more."""
+        """The random state before the call, from which the same dropout can be drawn again."""
         layer: Any = module
         return torch.get_rng_state() if layer.training and layer.dropout > 0 else None
 
     def dims(self, module: nn.Module, outputs: int) -> tuple[int, ...]:
-        """The second, unless ``batch_first``; of the attention weights always the first."""
+        """The second, unless ``batch_first``; for the attention weights always the first."""
         layer: Any = module
         return (0 if layer.batch_first else 1, *(0,) * (outputs - 1))
 
@@ -97,7 +97,7 @@ class Attention(OuterProducts):
         return {**terms, "in_proj_weight": terms["q_proj_weight"] + terms["k_proj_weight"] + terms["v_proj_weight"]}
 
     def pick(self, record: Record, index: Tensor) -> Record:
-        """In the normal form."""
+        """From the normal form."""
         call = _read(record)
         query, key, value = call.query[index], call.key[index], call.value[index]
         chosen = call._replace(
@@ -112,7 +112,7 @@ class Attention(OuterProducts):
 
 
 class _Call(NamedTuple):
-    """One call in one form, whatever its layout: the examples first, and one additive mask."""
+    """One call in normal form, whatever its layout: examples first, and one additive mask."""
 
     query: Tensor  # (B, L, E)
     key: Tensor

@@ -1,4 +1,4 @@
-"""What inputs look like: of one example without a batch dimension, where there are no rows to tell apart; strided."""
+"""Properties of a layer's input: whether it has a batch dimension, and whether it is strided."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def require_batch(record: Record, dims: int) -> None:
 
 
 def is_strided(value: Any, *, bias: bool, turned: bool = False) -> bool:
-    """Whether this input is multiplied batch by batch where nothing asks for a gradient of the weight; ``turned``: with time first."""
+    """Whether torch multiplies this input batch by batch if the weight requires no gradient; ``turned``: with time first."""
     if not isinstance(value, Tensor) or value.dim() < 3:
         return False
     if turned:

@@ -47,7 +47,7 @@ _ROWS_AT_ONCE = 4096  # positions of a product in double precision
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Conv(Rule):
-    """Offsets, unfold or shifted Gram, by shape; the weighted sum is the native weight gradient or a matrix-vector product."""
+    """By offsets, patches or shifted Gram matrices, depending on the shape; the weighted sum is the native weight gradient or a product."""
 
     parameters = frozenset({"weight", "bias"})
 
@@ -75,7 +75,7 @@ class Conv(Rule):
         return per_example_kernel(_padded(record), record.g, _geometry(record.module))
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
-        """Make and keep G where that is cheaper than the Gram matrices; the bias' gradient is always kept."""
+        """Form and keep G if that is cheaper than Gram matrices; the bias's gradient is always kept."""
         require_batch(record, 2 + len(_geometry(record.module).kernel))
         if "bias" in record.names:
             record.kept["bias"] = record.g.flatten(2).sum(2)
@@ -102,7 +102,7 @@ class Conv(Rule):
 
 
 def _too_large(record: Record, geometry: Geometry) -> bool:
-    """More patches, or gradients, of a batch than a device should hold at once."""
+    """Whether a batch has more patches, or gradients, than a device should hold at once."""
     x, g = record.x, record.g
     taps, channels = prod(geometry.kernel), x.shape[1] // geometry.groups
     return record.among(x.shape[0]) * channels * taps * max(prod(g.shape[2:]) * geometry.groups, g.shape[1]) > _KEEP_AT_MOST
@@ -120,7 +120,7 @@ def _measured_kernel(record: Record, geometry: Geometry) -> tuple[Tensor, Tensor
 
 
 def _prefers_gram(record: Record, geometry: Geometry) -> bool:
-    """Compare the multiply-adds that each way spends on top of the weighted sum."""
+    """Compares the multiply-adds of each method beyond the weighted sum."""
     if geometry.groups != 1:
         return False
     gram, floats = _costs(record.x.shape, record.g.shape, geometry)
@@ -172,7 +172,7 @@ def _gram_by_patches(x: Tensor, out_size: Sequence[int], geometry: Geometry) -> 
 
 
 def _add_native(out: Sum, record: Record, weights: Tensor) -> None:
-    """The native weight gradient of w g; in double precision some examples at a time, so that few roundings lie on each one's way."""
+    """The native weight gradient of w g; in double precision for some examples at a time, so that each is rounded few times."""
     x, g = record.x, record.g
     some = len(g) if weights.dtype is g.dtype else max(1, _ROWS_AT_ONCE // max(1, prod(g.shape[2:])))
     for y, h, w in zip(x.split(max(1, some)), g.split(max(1, some)), weights.split(max(1, some)), strict=True):

@@ -1,6 +1,6 @@
 """Transposed convolutions in one, two and three dimensions, with groups, stride, dilation and output padding.
 
-A transposed convolution is a convolution's way back: its kernel meets the *output gradient* where a convolution's meets the
+A transposed convolution is the backward pass of a convolution: its kernel meets the *output gradient* where a convolution's meets the
 input. So G_i is the kernel gradient of the convolution that takes g (padded) as input and has x as its output gradient.
 """
 
@@ -26,7 +26,7 @@ _KEEP_AT_MOST = 1 << 26  # floats of per-example gradients that one layer may ke
 
 @rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 class ConvTranspose(Rule):
-    """The convolution's rule with input and output gradient in each other's place."""
+    """The convolution's rule with input and output gradient swapped."""
 
     parameters = frozenset({"weight", "bias"})
 
@@ -49,7 +49,7 @@ class ConvTranspose(Rule):
         return made
 
     def sq_norms(self, record: Record) -> dict[str, Tensor]:
-        """Keep G; where that takes too much memory, make it for a few examples at a time."""
+        """Keep G; if that takes too much memory, form it for a few examples at a time."""
         require_batch(record, 2 + len(_geometry(record.module).kernel))
         weight: Any = record.module.weight
         B, step = len(record.g), max(1, _KEEP_AT_MOST // weight.numel())
@@ -64,7 +64,7 @@ class ConvTranspose(Rule):
             yield index, self.select(record, index, len(record.g))
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
-        """w^T G of what was kept; else of what is made again, in the same way, for a few examples at a time."""
+        """w^T G of what was kept; otherwise G is formed again for a few examples at a time."""
         if record.kept:
             super().add_weighted(record, weights, out)
             return

@@ -49,7 +49,7 @@ class Embedding(Rule):
         )
 
     def check(self, module: nn.Module) -> str | None:
-        """Options that make one example's gradient depend on the others, or touch the table in forward."""
+        """Refuse options that make one example's gradient depend on others, or write to the table in forward."""
         assert isinstance(module, nn.Embedding)
         if module.max_norm is not None:
             return "max_norm rewrites the table's rows in forward, without noise. Leave it out"
@@ -104,7 +104,7 @@ def _rows(record: Record) -> Rows:
 
 
 def table_sq_norm(ids: Tensor, g: Tensor, table: int) -> tuple[Tensor, Mass | None]:
-    """The squared norm of each example's scattered rows ``g`` (B, T, n) at ``ids`` (B, T), of which negative ones do not count."""
+    """The squared norm of each example's scattered rows ``g`` (B, T, n) at ``ids`` (B, T); negative ids do not count."""
     if not g.is_cpu:
         return _sq_norm_there(ids, g, skips=True)
     example, position = (ids >= 0).nonzero().unbind(1)

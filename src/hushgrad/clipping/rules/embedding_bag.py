@@ -35,7 +35,7 @@ class EmbeddingBag(Rule):
         )
 
     def check(self, module: nn.Module) -> str | None:
-        """Options that mix examples, touch the table in forward, or have no outer-product form."""
+        """Refuse options that mix examples, write to the table in forward, or have no outer-product form."""
         assert isinstance(module, nn.EmbeddingBag)
         if module.mode == "max":
             return 'mode="max" has no rule. Use mode="sum" or "mean", or nn.Embedding(...) followed by .amax(1)'
@@ -65,7 +65,7 @@ class EmbeddingBag(Rule):
         return _inputs(args, kwargs)[0]
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
-        """Bags by offsets are cut out one by one."""
+        """Bags given by offsets are selected one by one."""
         ids, offsets, scale = _inputs(record.args, record.kwargs)
         if ids.dim() == 2:
             args: tuple[Any, ...] = (ids[index], None, None if scale is None else scale[index])

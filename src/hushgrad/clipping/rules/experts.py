@@ -1,7 +1,7 @@
-"""Experts: a parameter W of several matrices, of which each row meets one: ``x[rows of e] @ W[e]`` for all experts e at once.
+"""Mixtures of experts: a parameter W of several matrices, each row of x using one: ``x[rows of e] @ W[e]`` for all experts e at once.
 
-G_i has one block for each expert, sum_r left[r] right[r]^T over the example's own rows there. They are few, so that norms come from Gram
-matrices and the sum is one product for each expert: nothing is as large as all examples' gradients.
+G_i has one block for each expert, sum_r left[r] right[r]^T over the example's own rows there. There are few rows, so norms come from Gram
+matrices and the sum is one product for each expert: nothing as large as all examples' gradients is ever formed.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Routed(NamedTuple):
 
     @property
     def few(self) -> bool:
-        """Whether Gram matrices cost less than gradients. Not told from how the rows are spread, which the data decide."""
+        """Whether Gram matrices cost less than gradients. Not decided by how the rows are distributed, since that depends on the data."""
         m, n = self.left.shape[1], self.right.shape[1]
         return len(self.left) * (m + n) < m * n * self.examples * self.experts
 
     @property
     def turned(self) -> Routed:
-        """Of the transposed matrices."""
+        """The same for transposed matrices."""
         return self._replace(left=self.right, right=self.left)
 
     @property
     def group(self) -> Tensor:
-        """(rows,) the number of each one's example and expert."""
+        """(rows,): a number for each row's example and expert."""
         return self.owner * self.experts + self.expert
 
     @property
@@ -70,7 +70,7 @@ class Routed(NamedTuple):
         yield from zip(*(value.split(sizes) for value in values), strict=True)
 
     def of(self, index: Tensor) -> Routed:
-        """The rows of some examples, of which one may be there several times."""
+        """The rows of some examples; an example may be repeated."""
         rows = padded(self.owner, self.examples)[index]
         owner, place = (rows >= 0).nonzero().unbind(1)
         rows = rows[owner, place]
@@ -79,7 +79,7 @@ class Routed(NamedTuple):
         return Routed(self.left[rows], self.right[rows], owner[order], self.expert[rows], len(index), self.experts)
 
     def missing(self, total: Tensor) -> Tensor:
-        """The norm of what the sum over all examples lacks of ``total``, told by probes: below a tenth of it in one of 10^7 cases.
+        """The norm of ``total`` minus the sum over all examples, estimated by probes: below a tenth of it in one of 10^7 cases.
 
         A probe is a vector of normal numbers, so that ‖M v‖² is ‖M‖² on average, with the quantiles of a chi-square at the worst.
         """

@@ -1,7 +1,7 @@
 """Squared norms from Gram matrices: ‖sum_t g_t x_t^T‖² = sum_{t,s} <x_t, x_s> <g_t, g_s>.
 
-Where the outer products cancel (inputs with a large mean, gradients without one), the terms are far larger than their sum. In double
-precision what is lost is 1e-13 of the mass squared at most; an example of which that is much is heavy, and formed alone.
+Where the outer products cancel (inputs with a large mean, gradients without one), the terms are far larger than their sum. Double
+precision loses at most 1e-13 of the squared mass; an example for which that matters is heavy, and is formed separately.
 """
 
 from __future__ import annotations

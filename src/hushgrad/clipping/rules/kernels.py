@@ -1,4 +1,4 @@
-"""The gradient of a convolution's kernel for each example, from an input that is padded already: the ways that make it.
+"""The per-example gradient of a convolution's kernel, from a padded input: the methods that form it.
 
 See the table of :mod:`hushgrad.clipping.rules.conv`.
 """
@@ -42,7 +42,7 @@ class Geometry(NamedTuple):
 
 
 def at_once(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """G on a device, in as few launches as there are: a copy of all patches, in the order of the kernel, and one product."""
+    """G on a device, with as few launches as possible: a copy of all patches, in the order of the kernel, and one product."""
     B, C_in, groups = x.shape[0], x.shape[1], geometry.groups
     x = x.contiguous()
     steps = x.stride()[2:]
@@ -68,7 +68,7 @@ def per_example_kernel(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _prefers_single(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
-    """One example is work enough for a native call of its own (measured on a CPU; a GPU wants whole batches)."""
+    """Whether one example is enough work for a native call (measured on a CPU; a GPU needs whole batches)."""
     positions, channels = prod(g.shape[2:]), x.shape[1] // geometry.groups
     work = positions * g.shape[1] * channels * prod(geometry.kernel)
     large = work >= _LARGE and positions >= (512 if geometry.dense else 128)

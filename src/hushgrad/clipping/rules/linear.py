@@ -55,7 +55,7 @@ class Linear(Rule):
     positions = True
 
     def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Of a strided input of three dimensions or more."""
+        """For a strided input of three dimensions or more."""
         return is_strided(args[0] if args else next(iter(kwargs.values())), bias=module.bias is not None)
 
     @staticmethod
@@ -97,7 +97,7 @@ class Linear(Rule):
         return norms | {name: norm for name, norm in measured_here(record.kept).items() if name == "bias"}
 
     def rest(self, record: Record, names: Sequence[str]) -> dict[str, Tensor]:
-        """Of one position from x and g, else of what was kept."""
+        """For one position from x and g, otherwise from what was kept."""
         return super().rest(record, names) if record.kept else _sq_norms_of_rows(record)
 
     def outer(self, record: Record) -> tuple[Tensor, Tensor] | None:
@@ -142,7 +142,7 @@ class Linear(Rule):
 
 
 def _sq_norms_of_rows(record: Record) -> dict[str, Tensor]:
-    """One position: ‖x‖² ‖g‖² and ‖g‖²; the mass is the norm, except of rows that are too large."""
+    """One position: ‖x‖² ‖g‖² and ‖g‖²; the mass equals the norm, except for rows that are too large."""
     sq_g = sq_norm(record.g)
     norms = {"bias": sq_g}
     if "weight" in record.names:
@@ -157,7 +157,7 @@ def _too_large(B: int, d: int, p: int) -> bool:
 
 
 def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
-    """Whether Gram matrices cost less time, or little more of it and much less memory (a large vocabulary's head)."""
+    """Whether Gram matrices take less time, or little more time and much less memory (the head of a large vocabulary)."""
     cost = _READ_COST if B * d * p <= _FAR else _FAR_COST
     if T * T * (d + p) < cost * d * p or _too_large(B, d, p):
         return True
@@ -169,7 +169,7 @@ def _prefers_gram(B: int, T: int, d: int, p: int) -> bool:
 def _add_weighted_rows(
     x: Tensor, g: Tensor, names: Sequence[str], weights: Mapping[str, Tensor], out: Mapping[str, Sum], among: int | None = None
 ) -> None:
-    """One position for each example: both sums from the same w g, in as few operations as there are."""
+    """One position for each example: both sums from the same w g, in as few operations as possible."""
     by = weights[names[0]]
     if by.dtype is not g.dtype:  # in double precision
         for name in names:

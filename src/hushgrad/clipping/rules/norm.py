@@ -1,7 +1,7 @@
 """LayerNorm and GroupNorm: y = weight * xhat + bias, with xhat normalised within one example.
 
-G_i = sum_t g[i,t] * xhat[i,t] for the weight and sum_t g[i,t] for the bias: no larger than a row of activations, so they are made
-once, kept, and the layer's input and gradient are released at once.
+G_i = sum_t g[i,t] * xhat[i,t] for the weight and sum_t g[i,t] for the bias: no larger than a row of activations, so they are formed
+once and kept, and the layer's input and gradient are freed at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Layers whose parameters all meet their inputs in matrix products, somewhere inside: recurrent layers and attention.
+"""Layers that use all their parameters in matrix products somewhere inside: recurrent layers and attention.
 
 Such a layer is run again, once for the whole batch, and differentiated with respect to its inner products instead of its parameters.
-Each parameter's gradient is then what it is for a linear layer, G_i = sum_t left[i,t] right[i,t]^T, and so are its norm (Gram matrices,
-or the gradient made and kept) and its weighted sum (one matrix product).
+Each parameter's gradient is then that of a linear layer, G_i = sum_t left[i,t] right[i,t]^T, and so are its norm (Gram matrices,
+or the gradient formed and kept) and its weighted sum (one matrix product).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Block(NamedTuple):
         return self.left.sum(1) if self.right is None else torch.bmm(self.left.transpose(1, 2), self.right)
 
     def prefers_gram(self, examples: int) -> bool:
-        """Gram matrices are cheaper than making, keeping and reading G, or G is too large to be kept."""
+        """Whether Gram matrices are cheaper than forming, keeping and reading G, or G is too large to be kept."""
         if self.right is None:
             return False
         (T, m), n = self.left.shape[1:], self.right.shape[2]
@@ -68,13 +68,13 @@ def _by_gram(blocks: list[Block]) -> tuple[Tensor, Mass]:
 
 
 class _Solved(NamedTuple):
-    """Stands in a record for the inputs and gradients, once the terms have been computed from them."""
+    """Takes the place of inputs and gradients in a record after the terms have been computed from them."""
 
     terms: Terms
 
 
 class OuterProducts(Rule):
-    """Base of rules that give their parameters' gradients as outer products; subclasses write ``solve`` and ``pick``."""
+    """Base of rules that express their parameters' gradients as outer products; subclasses implement ``solve`` and ``pick``."""
 
     hot = False  # it runs autograd itself, which is better done outside of a running backward
 
@@ -120,7 +120,7 @@ class OuterProducts(Rule):
                 row = rows.stop
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:
-        """From the terms if they are there, else from the inputs."""
+        """From the terms if they exist, otherwise from the inputs."""
         if record.args and isinstance(record.args[0], _Solved):
             terms = {name: [block.select(index) for block in blocks] for name, blocks in record.args[0].terms.items()}
             chosen = Record(record.module, record.names, (_Solved(terms),), {}, ())
@@ -140,7 +140,7 @@ class OuterProducts(Rule):
         return Record(record.module, record.names, (_Solved(terms),), {}, ())
 
     def terms(self, record: Record) -> Terms:
-        """What ``solve`` gives; from then on it stands for the inputs and gradients."""
+        """The result of ``solve``, which then takes the place of the inputs and gradients."""
         if record.args and isinstance(record.args[0], _Solved):
             return record.args[0].terms
         with torch.enable_grad():

@@ -1,6 +1,6 @@
-"""A bare parameter as a layer: a class token, a learned position table, a scale.
+"""Rules for bare parameters: a class token, a learned position table, a scale.
 
-A parameter that a module owns and uses by itself (``x + self.position``) is exact through the fallback, which runs that module, with all
+A parameter that a module owns and uses directly (``x + self.position``) is exact through the fallback, which runs that module, with all
 its children, again for every example. :class:`Shared` makes it a layer of its own, at the cost of one addition.
 """
 
@@ -69,7 +69,7 @@ class SharedRule(Rule):
 
 
 class Bare(Rule):
-    """A parameter that is read at the frontier: each example's gradient is there already."""
+    """A parameter that is read at the frontier: each example's gradient exists already."""
 
     hot = False
 
@@ -79,7 +79,7 @@ class Bare(Rule):
 
 
 class Nothing(Rule):
-    """A call in a batch without examples: whatever comes back to it is nobody's."""
+    """A call in a batch without examples: gradients that come back to it are ignored."""
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
         """No rows."""
@@ -91,7 +91,7 @@ class Nothing(Rule):
 
 
 class Whole(Rule):
-    """Any layer, where each example's share of the whole output's gradient is known: B cotangents of one call.
+    """Any layer for which each example's share of the whole output's gradient is known: B cotangents of one call.
 
     The call's input may hold no examples at all (a table of positions), or all of them.
     """
@@ -99,9 +99,9 @@ class Whole(Rule):
     hot = False  # it runs autograd itself, which is better done outside of a running backward
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
-        """Run the layer once more, and pull all shares back at once.
+        """Run the layer again, and pull all shares back at once.
 
-        Rows of the input may be other examples': what is no number there is 0 for an example whose own share is a number.
+        Rows of the input may belong to other examples: non-finite numbers there count as 0 for an example whose own share is finite.
         """
         shares = [g for g in record.grads if g is not None]
         # Contiguous: for weights alone, torch's backward of GroupNorm in the memory format channels_last ends the process (2.13).
@@ -148,7 +148,7 @@ class Whole(Rule):
 
 
 def _sane(values: list[Tensor]) -> Tensor:
-    """Which examples have numbers only."""
+    """Which examples have only finite numbers."""
     return torch.stack([g.flatten(1).isfinite().all(1) for g in values]).all(0)
 
 
@@ -157,7 +157,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """A tensor with 0 in the place of what is no number, and nothing so large that a product of two overflows."""
+    """A tensor with 0 in place of non-finite numbers, and nothing so large that a product of two overflows."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or bool(value.isfinite().all()):
         return value
     return value.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGE, _LARGE)

@@ -5,9 +5,9 @@ At each time t, gates_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh, so with d_t the
     G_i(W_ih) = sum_t d_t x_t^T,   G_i(W_hh) = sum_t d_t h_{t-1}^T,   G_i(b_ih) = G_i(b_hh) = sum_t d_t.
 
 (In a GRU the hidden part of the new gate is multiplied by the reset gate, so W_hh and b_hh have their own d_t; an LSTM's projection
-W_hr is one more product.) The d_t come from one repetition of the recurrence: work and memory of an ordinary pass, linear in
-B and T, whatever the number of parameters. Where a sequence has ended its state is carried along unchanged, so the padding of
-packed sequences has d_t = 0; for the backward direction the same mask makes a sequence start at its own end.
+W_hr is one more product.) The d_t come from rerunning the recurrence once: work and memory of an ordinary pass, linear in
+B and T, whatever the number of parameters. After the end of a sequence its state is carried along unchanged, so the padding of
+packed sequences has d_t = 0; in the backward direction the same mask makes a sequence start at its own end.
 
 Reference: Goodfellow, "Efficient per-example gradient computations" (2015), applied at every time step.
 """
@@ -34,7 +34,7 @@ __all__ = ["Recurrent", "step_of"]
 
 @rule(nn.RNN, nn.LSTM, nn.GRU)
 class Recurrent(OuterProducts):
-    """One repetition of the recurrence gives the gradients at the gates; the rest are outer products."""
+    """Rerunning the recurrence once gives the gradients at the gates; the rest are outer products."""
 
     @staticmethod
     def examples() -> tuple[Example, ...]:
@@ -53,22 +53,22 @@ class Recurrent(OuterProducts):
         return None
 
     def folds(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Of an input that is strided, with time first."""
+        """For a strided input with time first."""
         layer: Any = module
         asked = partial(is_strided, bias=layer.bias, turned=layer.batch_first)
         return any(map(asked, (*args, *kwargs.values())))
 
     def remember(self, module: nn.Module) -> Any:
-        """The random state before the call, from which the same dropout between the layers can be drawn once more."""
+        """The random state before the call, from which the same dropout between the layers can be drawn again."""
         layer: Any = module
         return torch.get_rng_state() if layer.training and layer.dropout > 0 and layer.num_layers > 1 else None
 
     def dims(self, module: nn.Module, outputs: int) -> tuple[int, ...]:
-        """The second, unless ``batch_first``; of the final states always the second."""
+        """The second, unless ``batch_first``; for the final states always the second."""
         return (_batch_dim(module), *(1,) * (outputs - 1))
 
     def solve(self, record: Record) -> Terms:
-        """Run forward again with the products of each step in sight, then differentiate with respect to them."""
+        """Run the forward again, keeping each step's products, then differentiate with respect to them."""
         sequence = _read(record)
         run = _Run(record.module, sequence)
         outputs = [(y, g) for y, g in zip(run.outputs, sequence.grads, strict=True) if g is not None]
@@ -82,7 +82,7 @@ class Recurrent(OuterProducts):
         return terms
 
     def pick(self, record: Record, index: Tensor) -> Record:
-        """In the unpacked form."""
+        """From the unpacked form."""
         s = _read(record)
         chosen = _Sequence(
             s.x[index],
@@ -98,7 +98,7 @@ class Recurrent(OuterProducts):
 
 
 class _Sequence(NamedTuple):
-    """One call in one form, whatever the layout of its input: the examples first, ``active`` where time is before the end."""
+    """One call in normal form, whatever the layout of its input: examples first, ``active`` before a sequence's end."""
 
     x: Tensor  # (B, T, d)
     active: Tensor | None  # (B, T) or None: everywhere
@@ -235,7 +235,7 @@ class _Cell:
 
     @property
     def products(self) -> list[Tensor]:
-        """What to differentiate with respect to."""
+        """The tensors to differentiate with respect to."""
         return [self.gates, *self.hidden, *self.projected]
 
     def terms(self, d: list[Tensor]) -> Terms:
@@ -254,7 +254,7 @@ class _Cell:
 
 
 def _tapped(product: Tensor) -> Tensor:
-    """Part of the graph even where nothing before it is."""
+    """A tensor that requires gradients even if nothing before it does."""
     return product if product.requires_grad else product.requires_grad_()
 
 

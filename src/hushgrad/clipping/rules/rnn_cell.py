@@ -1,4 +1,4 @@
-"""One step of a recurrent layer: RNNCell, LSTMCell and GRUCell, called in a loop of one's own.
+"""Single steps of recurrent layers (RNNCell, LSTMCell and GRUCell), called in the user's own loop.
 
 gates = W_ih x + b_ih and hidden = W_hh h + b_hh, so with d and e the gradients with respect to them
 

@@ -1,10 +1,10 @@
-"""Norms that somebody else wrote: y = a(x) * w + b(x), elementwise in a vector w of the last dimension.
+"""Norm layers of other libraries: y = a(x) * w + b(x), elementwise in a vector w of the last dimension.
 
-LlamaRMSNorm, T5LayerNorm and their like in transformers (a is the normalised input; b is 0, or a in Gemma's). G_i = sum_t g[i,t] a(x[i,t]),
-and a(x) is the module itself with w = 1 minus the same with w = 0, whatever its epsilon is and wherever it is kept.
+LlamaRMSNorm, T5LayerNorm and similar layers in transformers (a is the normalised input; b is 0, or a in Gemma's). G_i = sum_t g[i,t]
+a(x[i,t]), and a(x) is the module itself with w = 1 minus the same with w = 0, whatever its epsilon is and wherever it is stored.
 
-A class is taken for such a norm if it is called one, owns one vector and nothing else, and one of its modules *is* affine and elementwise
-in that vector, tried on random numbers. What it does with the examples is proved with the model, as of any other layer.
+A class counts as such a norm if its name says so, it owns one vector and nothing else, and one of its modules *is* affine and elementwise
+in that vector, tested on random numbers. How it treats the examples is proved with the model, as for any other layer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _tried: dict[type[nn.Module], Rule | None] = {}
 
 
 class Scaling(Rule):
-    """One vector, kept as it is made: no larger than a row of activations."""
+    """The gradient of one vector, formed and kept: no larger than a row of activations."""
 
     parameters = frozenset({"weight"})
     positions = True
 
     def per_example(self, record: Record) -> dict[str, Tensor]:
-        """What the module makes of w = 1 and w = 0, then one pass over that and g."""
+        """Evaluate the module with w = 1 and w = 0, then one pass over the difference and g."""
         x, g = record.x, record.g
         if not len(x):
             return {"weight": x.new_zeros(0, x.shape[-1])}
@@ -42,7 +42,7 @@ class Scaling(Rule):
 
 
 class _Proportional(Scaling):
-    """With b = 0."""
+    """The same with b = 0."""
 
     def slope(self, module: nn.Module, x: Tensor) -> Tensor:
         """a(x)."""

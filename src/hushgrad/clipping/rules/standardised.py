@@ -1,4 +1,4 @@
-"""Convolutions whose filters are standardised: each has mean 0 and a norm of its own, whatever the weights are.
+"""Convolutions with weight standardisation: each filter is centred and scaled to a learned norm.
 
 With c = w - mean(w) for the n weights of one filter, u = c / max(|c|, sqrt(eps)) and v = gain u what is convolved with, an example's
 gradient G of v gives, by the chain rule and with Ḡ = G - mean(G),
@@ -6,7 +6,7 @@ gradient G of v gives, by the chain rule and with Ḡ = G - mean(G),
     of gain:  <u, G>
     of w:     gain / |c| (Ḡ - u <u, Ḡ>),  where |c|² > eps; else  gain / sqrt(eps) Ḡ.
 
-The map from G to these is linear and depends on the weights alone, so the gradients of single examples go through it one by one.
+The map from G to these is linear and depends on the weights alone, so it is applied to each example's gradient.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WSConv2d(nn.Conv2d):
 
 @rule(WSConv2d)
 class StandardisedConv(Rule):
-    """The convolution's per-example gradients, brought through the standardisation and kept."""
+    """The convolution's per-example gradients, mapped through the standardisation and kept."""
 
     parameters = frozenset({"weight", "bias", "gain"})
 

@@ -1,11 +1,11 @@
 """The fallback for layers without a rule: each example's gradient by running the layer again on that example alone.
 
-The layer's forward is repeated inside ``torch.func.vmap(vjp)``; what these cannot do (a custom autograd function, a checkpoint)
-is repeated example by example with ordinary autograd. Either way the layer must be a pure function of its inputs and parameters:
+The layer's forward is repeated inside ``torch.func.vmap(vjp)``; what these do not support (a custom autograd function, a checkpoint)
+is repeated example by example with ordinary autograd. In both cases the layer must be a pure function of its inputs and parameters:
 one that draws random numbers would draw others the second time, so it is refused.
 
-Which inputs hold the examples is read off their first dimension. A causal mask (T, T) looks like one if T is the number of
-examples; where both readings are possible, the one counts whose gradients add up to the gradient of the whole batch.
+Inputs whose first dimension is the number of examples are read as holding the examples. A causal mask (T, T) looks like one if T equals
+that number; if both readings are possible, the one counts whose gradients add up to the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Layer(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """B."""
+        """The number of examples, B."""
         return next(len(g) for g in self.grads if g is not None)
 
     def outputs(self, trained: Gradients, leaves: list[Any]) -> list[Tensor]:
@@ -121,7 +121,7 @@ class _Layer(NamedTuple):
 
 
 def _resolved(layer: _Layer) -> Gradients:
-    """The gradients for the one reading of the inputs under which the layer does what it did."""
+    """The gradients under the one reading of the inputs that reproduces what the layer did."""
     rows = [_has_rows(v, layer.examples) for v in layer.leaves]
     readings = [rows] if layer.examples == 1 or sum(rows) < 2 else [r for r in _readings(rows) if _fits(layer, r)]
     if len(readings) == 1:
@@ -139,7 +139,7 @@ def _resolved(layer: _Layer) -> Gradients:
 
 
 def _finite(layer: _Layer) -> _Layer:
-    """The same call with finite numbers only: one record that is none must not decide for all."""
+    """The same call with finite numbers only, so that one non-finite record does not decide for all."""
 
     def clean(value: Any) -> Any:
         return value.nan_to_num(0.0, 0.0, 0.0) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -234,7 +234,7 @@ def _by_autograd(layer: _Layer, leaves: list[Any], grads: tuple[Tensor | None, .
 
 @contextmanager
 def _attributes_restored(module: nn.Module) -> Iterator[Callable[[], dict[str, list[Tensor]]]]:
-    """Tensors that the forward keeps as attributes are put back; the function gives those that were written inside, by name."""
+    """Restore tensors that the forward stores as attributes; the yielded function returns those that were written inside, by name."""
     before = {child: dict(vars(child)) for child in module.modules()}
 
     def written() -> dict[str, list[Tensor]]:
@@ -254,7 +254,7 @@ def _attributes_restored(module: nn.Module) -> Iterator[Callable[[], dict[str, l
 
 
 def _require_nothing_lost(layer: _Layer, written: Callable[[], dict[str, list[Tensor]]]) -> None:
-    """What depends on the parameters leaves the layer as an output, where its gradient is seen, and in no other way."""
+    """Require that everything which depends on the parameters leaves the layer as an output, so that its gradient is seen."""
     with torch.enable_grad():
         outputs = layer.outputs({name: p.clone().requires_grad_() for name, p in layer.trained.items()}, layer.leaves)
     only = outputs if len(layer.grads) == 1 else []  # one that is returned alone is watched whoever holds it
