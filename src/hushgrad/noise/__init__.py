@@ -1,4 +1,4 @@
-"""Noise: a keyed random-access source and every correlated mechanism, each with its theorem."""
+"""Noise: a keyed random-access source of Gaussians, and the (correlated) noise mechanisms, each with its privacy theorem."""
 
 from __future__ import annotations
 

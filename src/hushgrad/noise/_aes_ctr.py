@@ -1,4 +1,4 @@
-"""Random bytes at any address: AES-256 in counter mode."""
+"""A random-access stream of random bytes: AES-256 in counter mode."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from hushgrad import _check
 
 _STEP_BITS, _INDEX_BITS, _BLOCK_BITS = 48, 32, 48  # the three fields of the 128-bit counter
-STEPS, INDICES, BLOCKS = 1 << _STEP_BITS, 1 << _INDEX_BITS, 1 << _BLOCK_BITS  # what they have room for
+STEPS, INDICES, BLOCKS = 1 << _STEP_BITS, 1 << _INDEX_BITS, 1 << _BLOCK_BITS  # how many of each can be addressed
 _scratch = threading.local()
 
 
 class KeyStream:
-    """The bytes of (step, tensor index, block), 16 for each block, as a pure function of a key and a purpose.
+    """The 16 random bytes at (step, tensor index, block), as a pure function of a key and a purpose.
 
-    Two purposes have unrelated keys, so that whatever else is derived from the same key (a loader's draws) never meets
-    these bytes. No address occurs twice: the three fields fill the counter without overlap.
+    Different purposes have unrelated keys, so that other uses of the same run key (a loader's draws) never repeat these bytes. No
+    address occurs twice: the three fields fill the counter without overlap.
     """
 
     def __init__(self, key: bytes, purpose: bytes) -> None:
-        self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the key it comes from
+        self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()  # as secret as the run's key
         self._round_keys: ctypes.Array[ctypes.c_char] | None = None
-        self.place = 0  # in memory, of the round keys; 0 before they are made
+        self.place = 0  # address of the round keys; 0 before they are made
         self._lock = threading.Lock()
         self._cipher = algorithms.AES(self.key)
         self._threads = threading.local()  # a cipher context for each thread; only its counter changes
 
     def round_keys(self, expand: Callable[[bytes], ctypes.Array[ctypes.c_char]]) -> int:
-        """Where the C kernel's own form of the key is.
+        """The address of the round keys for the C kernel.
 
-        It is made by ``expand``, once: a second one would free the first while another thread draws from it.
+        ``expand`` makes them once: making them again would free the first ones while another thread uses them.
         """
         if not self.place:
             with self._lock:
@@ -47,14 +47,14 @@ class KeyStream:
     def words(self, step: int, index: int, block: int, size: int) -> np.ndarray:
         """``size`` bytes from ``block`` on, as little-endian 32-bit words; valid until this thread's next call."""
         if step >> _STEP_BITS or index >> _INDEX_BITS or (block + size // 16) >> _BLOCK_BITS:
-            check_address(step, index, block + size // 16)  # one field running into the next would repeat noise
+            check_address(step, index, block + size // 16)  # an overflowing field would repeat noise
         zeros, stream = _buffers(size)
         counter = (step << (_INDEX_BITS + _BLOCK_BITS)) | (index << _BLOCK_BITS) | block
         self._encryptor(counter.to_bytes(16, "big")).update_into(zeros[:size].data, stream.data)
         return stream[:size].view("<u4")
 
     def scattered(self, step: int, index: int, groups: np.ndarray, blocks: int) -> np.ndarray:
-        """The words of scattered groups of ``blocks`` blocks each: counter mode is the cipher of the counters, written out here."""
+        """The words of scattered groups of ``blocks`` blocks each, by encrypting their counters one by one."""
         counters = np.empty((len(groups), blocks, 2), ">u8")
         counters[..., 0] = step << 16 | index >> 16
         counters[..., 1] = (index & 0xFFFF) << 48
@@ -71,9 +71,9 @@ class KeyStream:
 
 
 def check_address(step: int, index: int, end_block: int) -> None:
-    """Refuse what the counter has no room for."""
+    """Refuse addresses that the counter cannot hold."""
     if type(step) is type(index) is int and not (step >> _STEP_BITS or index >> _INDEX_BITS or end_block >> _BLOCK_BITS):
-        return  # a negative number shifted is -1; this is all that a good address costs
+        return  # a negative number shifts to -1; the only check that a valid address costs
     if _check.integer(0, step=step) >> _STEP_BITS:
         _check.fail("step", step, f"to be less than 2**{_STEP_BITS}")
     if _check.integer(0, index=index) >> _INDEX_BITS:
@@ -83,7 +83,7 @@ def check_address(step: int, index: int, end_block: int) -> None:
 
 
 def _buffers(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Zeros to encrypt and room for the key stream, kept for each thread."""
+    """Zeros to encrypt, and memory for the key stream; one pair for each thread."""
     if "zeros" not in _scratch.__dict__ or _scratch.zeros.size < size:
         _scratch.zeros, _scratch.stream = np.zeros(size, np.uint8), np.empty(size + 16, np.uint8)
     return _scratch.zeros, _scratch.stream

@@ -1,4 +1,4 @@
-"""Random words to Gaussians: Box-Muller with its own logarithm, sine and cosine.
+"""From random words to Gaussians by Box-Muller, with its own logarithm, sine and cosine.
 
 A *group* of 256 numbers comes from 3 x 128 words of 32 bits, A, B and T, one of each for every pair (x, y):
 

@@ -1,11 +1,11 @@
-"""Random bytes at any address: ChaCha20 (RFC 8439), which processors without AES instructions and graphics cards compute fast.
+"""A random-access stream of random bytes by ChaCha20 (RFC 8439), which is fast on GPUs and on processors without AES instructions.
 
 A block of 64 bytes is named by the fields of :mod:`hushgrad.noise._aes_ctr`: 48 bits of step, 32 of tensor index, 48 of block. They
 fill the last four words of the state without overlap, so no address occurs twice:
 
     word 12 = block mod 2³²,   word 13 = (step div 2³²) 2¹⁶ + block div 2³²,   word 14 = index,   word 15 = step mod 2³²
 
-The C library, numpy here, and the kernel on a device give the same words.
+The C library, the numpy code here and the GPU kernel give the same words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIBRARY = native.EXACT
 
 
 class ChaChaStream:
-    """The bytes of (step, tensor index, block), in units of 16 bytes as the AES stream counts them; a pure function of the key."""
+    """The random bytes at (step, tensor index, block), a pure function of the key; blocks are counted in 16 bytes, as for AES."""
 
     def __init__(self, key: bytes, purpose: bytes) -> None:
         self.key = hashlib.blake2b(key, digest_size=32, person=purpose).digest()
@@ -51,7 +51,7 @@ class ChaChaStream:
 
 
 def chacha_blocks(key: np.ndarray, step: int, index: int, blocks: np.ndarray) -> np.ndarray:
-    """The 16 words of each of these blocks of 64 bytes: (len(blocks), 16). The reference."""
+    """The 16 words of each block of 64 bytes, as (len(blocks), 16); the reference for the C and GPU kernels."""
     state = np.empty((16, len(blocks)), np.uint32)
     state[:4], state[4:12] = np.array(_CONSTANTS, np.uint32)[:, None], key[:, None]
     state[12] = (blocks & np.uint64(0xFFFFFFFF)).astype(np.uint32)

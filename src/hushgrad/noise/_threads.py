@@ -1,4 +1,4 @@
-"""Work on a long range in cache-sized chunks, on as many threads as torch uses."""
+"""Parallel work on a long range in cache-sized chunks, on torch's threads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from hushgrad.noise._kernel import Piece
 
 CHUNK = 1 << 15  # numbers: 128 KiB of float32 and 192 KiB of key stream stay in a core's L2 cache
-SHARE = 1 << 17  # numbers for a thread at a time, where the work itself stays in the cache; for less, a thread does not pay
-_TURNS = 4  # for each thread, so that one that starts late or is disturbed gets fewer
+SHARE = 1 << 17  # numbers for a thread at a time, if the work stays in the cache by itself; a smaller share is not worth a thread
+_TURNS = 4  # shares for each thread, so that a slow thread can take fewer
 
 
 def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None = CHUNK) -> None:
     """Call ``work(low, high)`` for consecutive chunks of ``range(count)``; the result must not depend on the order.
 
-    ``chunk`` None: the work itself stays in the cache, and is cut for the threads alone.
+    ``chunk`` None: the work stays in the cache by itself, and is only divided among the threads.
     """
     threads = torch.get_num_threads() if count >= SHARE else 1
     if chunk is None:
@@ -34,7 +34,7 @@ def over_chunks(count: int, work: Callable[[int, int], None], chunk: int | None 
 
 
 def worth_one_thread(pieces: Sequence[Piece]) -> bool:
-    """Whether there is too little for another thread to do."""
+    """Whether the pieces are too small for a second thread."""
     total = 0
     for piece in pieces:
         total += piece.size
@@ -42,7 +42,7 @@ def worth_one_thread(pieces: Sequence[Piece]) -> bool:
 
 
 def over_shares(pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], None]) -> None:
-    """Call ``work`` on shares of the pieces, cut so that each thread gets some; the result must not depend on the order."""
+    """Call ``work`` on shares of the pieces, divided among the threads; the result must not depend on the order."""
     shares: list[list[Piece]] = [[]]
     room = SHARE
     for piece in pieces:

@@ -15,7 +15,7 @@ from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_stream, tuned, u
 
 @dataclass(frozen=True, kw_only=True)
 class AntiPGD(LowerToeplitz):
-    """Row t is z_t - damping z_{t-1}; the last row is drawn again, so nothing is stored.
+    """Row t is z_t - damping z_{t-1}; z_{t-1} is regenerated, so nothing is stored.
 
     N(x) = 1 - damping x and C(x) = 1 / (1 - damping x). For mean estimation with learning rate eta, a = 1 - eta, the best
     damping is (1 - sqrt(1 - a²)) / a, and the noise variance falls from 1 / (1 - a²) to its square root. ``damping=None``
@@ -80,7 +80,7 @@ class AntiPGD(LowerToeplitz):
         return filter_stream(self, source, steps, memory=0, taps=2)
 
     def state_size(self, *, steps: int) -> int:
-        """Nothing is kept: the last row is drawn again."""
+        """0: the last z is regenerated."""
         return 0
 
     def _is_open(self) -> bool:

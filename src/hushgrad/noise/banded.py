@@ -29,7 +29,7 @@ class Banded(LowerToeplitz):
     """C is Toeplitz with ``bands`` diagonals; optimised for a run (``resolved``), or the cut square root (``square_root``).
 
     The noise solves C X = Z row by row and so keeps ``bands`` - 1 past rows. With a ``workload`` (momentum, a schedule) it is
-    optimised for the error of that one; prefix sums by default. Once optimised the coefficients say it all.
+    optimised for that workload's error, by default for prefix sums. Optimised coefficients no longer depend on it.
 
     **Formal guarantee.** Without sampling one Gaussian event; the sensitivity is exact where the bands end within the gap
     (participations do not overlap) and for non-increasing coefficients, else an upper bound. Under cyclic Poisson sampling
@@ -131,7 +131,7 @@ class Banded(LowerToeplitz):
         return cls(bands=bands, loss=loss, workload=workload).resolved(steps=steps, participation=participation)
 
     def following(self, workload: Workload) -> Banded | None:
-        """With this workload, while its coefficients and its workload are open."""
+        """This mechanism with ``workload``; None if its coefficients or its workload are fixed already."""
         return replace(self, workload=workload) if self.coefficients is None and self.workload is None else None
 
     def resolved(self, *, steps: int, participation: Participation) -> Banded:
@@ -179,7 +179,7 @@ class Banded(LowerToeplitz):
         return None
 
     def _column(self, noise_multiplier: float, participation: Participation, steps: int) -> Gaussian:
-        """One participation whose rows no other one meets."""
+        """The Gaussian of one participation whose column of C overlaps no other's."""
         column = self._fixed(steps, participation).strategy_coefficients(self.bands)
         return Gaussian(noise_multiplier / float(np.linalg.norm(column)))
 

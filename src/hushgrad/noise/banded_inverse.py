@@ -63,15 +63,15 @@ class BandedInverse(LowerToeplitz):
         return beta
 
     def resolved(self, *, steps: int, participation: Participation) -> BandedInverse:
-        """This mechanism, if its bands fit the run."""
+        """This mechanism; raises if it has more bands than the run has steps."""
         if self.bands > _check.positive_int(steps=steps):
             _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands, or Toeplitz() for all of them.")
         return self
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
-        """The filter of the last ``bands`` rows, drawn again a few rows at a time."""
+        """The filter of the last ``bands`` z, which are regenerated for several rows at a time."""
         return filter_stream(self, source, steps, taps=self.bands)
 
     def state_size(self, *, steps: int) -> int:
-        """A few rows that wait for their step; the past is drawn again."""
+        """The rows that are computed ahead of their step; the past is regenerated."""
         return filter_state(min(self.bands, _check.positive_int(steps=steps)))

@@ -1,4 +1,4 @@
-"""Mechanisms: noise and the theorem about it in one value.
+"""``Mechanism``: a description of (correlated) noise together with its privacy theorem.
 
 | symbol | name | meaning |
 |---|---|---|
@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # a mechanism's theorem needs no tensors
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismError:
-    """How far the workload's outputs are off, at noise calibrated to the sensitivity (noise std = sens(C), clip norm 1).
+    """The workload's error at noise calibrated to the sensitivity (noise std = sens(C), clip norm 1).
 
     ``rmse`` = sens ||B||_F / sqrt(n), ``max`` = sens max_t ||B_t||; ``lower_bound`` is a certified bound below which no matrix
-    mechanism's rmse can fall, so ``rmse / lower_bound - 1`` is how far from the best possible this one is at most.
+    mechanism's rmse can fall, so ``rmse / lower_bound - 1`` bounds the distance from the best possible one.
     ``certificate`` says by which argument the bound holds.
     """
 
@@ -57,7 +57,7 @@ class MechanismError:
 
 
 class NoiseStream(ABC):
-    """A live sequence of noise rows, N Z at unit scale, for all tensors of a model. Rows are asked in order."""
+    """The noise rows of a run, N Z at unit scale, for all tensors of a model; rows are drawn in order."""
 
     def row(
         self, step: int, index: int, like: Tensor, *, offset: int = 0, out: Tensor | None = None, scale: float = 1.0
@@ -101,10 +101,10 @@ class NoiseStream(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed stream needs beside the key and the step (empty if everything is regenerated)."""
+        """The state that a resumed stream needs besides the key and the step (empty if everything is regenerated)."""
 
     def takes(self, state: dict[str, Any], likes: Sequence[Tensor]) -> bool:
-        """Whether ``state`` can be gone on with where these tensors lie (it can, by default); else earlier rows are drawn again."""
+        """Whether ``state`` can be loaded for tensors on these devices (the default); if not, earlier rows must be regenerated."""
         return True
 
     @abstractmethod
@@ -123,12 +123,12 @@ class Mechanism(Value, family="mechanism"):
 
     @classmethod
     def examples(cls) -> tuple[Mechanism, ...]:
-        """Small instances for 12 steps: what the conformance tests run over."""
+        """Small instances for 12 steps, for the conformance tests."""
         return (cls(),)
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """With which settings a planner should try it in ``run``; none by default."""
+        """The settings with which a planner should try this mechanism in ``run``; none by default."""
         return iter(())
 
     @abstractmethod
@@ -160,17 +160,17 @@ class Mechanism(Value, family="mechanism"):
         """How many numbers per model parameter the stream keeps between steps."""
 
     def following(self, workload: Workload) -> Mechanism | None:
-        """This mechanism, to be optimised for ``workload`` by ``resolved``; None if it is not optimised, or no longer."""
+        """This mechanism, to be optimised for ``workload`` by ``resolved``; None if it has nothing left to optimise."""
         return None
 
     def draws(self, steps: int) -> Sequence[int]:
-        """Under which step number the source keeps each row of Z, in the order of N's columns."""
+        """The step number under which the source draws each row of Z, in the order of N's columns."""
         return range(steps)
 
     def resolved(self, *, steps: int, participation: Participation) -> Mechanism:
         """This mechanism with every free parameter fixed for a run (by optimisation, if it has any left).
 
-        A fixed mechanism answers for fewer steps too, and then speaks of the first steps of its run.
+        A mechanism that is fixed for a run can be asked about fewer steps: these are then the first steps of that run.
         """
         return self
 

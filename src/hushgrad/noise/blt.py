@@ -119,7 +119,7 @@ class BLT(LowerToeplitz):
         return cls(buffers=buffers, loss=loss, workload=workload).resolved(steps=steps, participation=participation)
 
     def following(self, workload: Workload) -> BLT | None:
-        """With this workload, while its decay and its workload are open."""
+        """This mechanism with ``workload``; None if its decays or its workload are fixed already."""
         return replace(self, workload=workload) if self.decay is None and self.workload is None else None
 
     def resolved(self, *, steps: int, participation: Participation) -> BLT:

@@ -1,14 +1,14 @@
-"""What noise may be drawn from, by name."""
+"""The ciphers that noise can be drawn from, by name."""
 
 from __future__ import annotations
 
 from hushgrad import _check
 
-CIPHERS = ("aes256", "chacha20")  # the first is what processors have instructions for, the second what devices compute fast
+CIPHERS = ("aes256", "chacha20")  # processors have instructions for the first; the second is fast on devices
 
 
 def require_cipher(cipher: str, *, secure: bool) -> str:
-    """Refuse a cipher that there is not, and one that secure noise does not draw from."""
+    """Return ``cipher``; raises if it is unknown, or does not support secure noise."""
     _check.one_of(CIPHERS, cipher=cipher)
     if secure and cipher != CIPHERS[0]:
         _check.fail("cipher", cipher, f"to be {CIPHERS[0]!r} with secure=True, whose noise is rounded in main memory")

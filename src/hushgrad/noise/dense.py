@@ -1,4 +1,4 @@
-"""Dense noise: any lower-triangular strategy, and the best of all for a run of moderate length."""
+"""Dense noise: any lower-triangular strategy, and the optimal one for runs of moderate length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hushgrad.noise.sensitivity import gram_sensitivity
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 from hushgrad.noise.workload import AnyWorkload, Workload, as_workload
 
-_OPTIMISED = 64  # steps: the optimisation takes O(n³) for each of many iterations, and should answer within a second
+_OPTIMISED = 64  # steps: each of many iterations takes O(n³), and the planner should answer within a second
 
 _LARGEST = 4096  # an optimisation takes O(n³) time for each of some 20 iterations
 
@@ -134,14 +134,14 @@ class Dense(Mechanism):
         return float(_row_stds(self)[step])
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
-        """Past draws are made again, once for a few rows."""
+        """Past z are regenerated, once for several rows."""
         from hushgrad.noise.streams import DenseStream
 
         noising = self.noising(known_steps(steps))
         return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=len(noising))
 
     def state_size(self, *, steps: int) -> int:
-        """A few rows that wait for their step; the past is drawn again."""
+        """The rows that are computed ahead of their step; the past is regenerated."""
         return filter_state(self._fit(steps))
 
     def _fit(self, steps: int) -> int:

@@ -1,7 +1,7 @@
-"""Noise where the sums are: one row for all tensors of a model in one launch on their device.
+"""Noise drawn on the device that holds the sums: one row for all tensors of a model in one launch.
 
-A device takes part by a :class:`DeviceKernel`, registered under its type. The numbers have the bits that the processor draws, so a run
-moves between them. Devices without a kernel, and mechanisms that have no :class:`Turn`, are served by the host.
+A device is supported by a :class:`DeviceKernel`, registered under its type. The numbers have the same bits as those drawn on the CPU, so a
+run can move between them. For devices without a kernel, and mechanisms without a :class:`Turn`, the host draws.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from hushgrad.noise import _kernel
 from hushgrad.noise._chacha import ChaChaStream
 
-MOST_THERE = 64  # rows of state on a device: more memory than that is the host's, which draws the past again instead
+MOST_THERE = 64  # rows of state on a device; a mechanism with more is drawn by the host, which regenerates the past
 
 
 class Turn(NamedTuple):
-    r"""How one row is made of the Gaussians z at ``step`` and of what is kept, each operation rounded by itself, in this order:
+    r"""How one row is computed from the Gaussians z at ``step`` and the kept state, each operation rounded separately, in this order:
 
         x = z (or 0 if ``last``);  x += weights[h] state[rows[h]] for h = 0, 1, ...;  x += own z if ``last``;  x /= divisor
 
@@ -40,7 +40,7 @@ class Turn(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where the numbers from ``offset`` on of tensor ``index`` go: a contiguous tensor, and the (rows, size) that its recursion keeps."""
+    """Where the numbers of tensor ``index`` from ``offset`` on go: a contiguous tensor, and the (rows, size) state of its recursion."""
 
     out: Tensor
     state: Tensor | None
@@ -49,23 +49,23 @@ class Target(NamedTuple):
 
 
 class DeviceKernel(ABC):
-    """Draws on a device. One launch for all targets of one type."""
+    """Draws noise on a device, in one launch for all targets of one dtype."""
 
     @abstractmethod
     def row(self, stream: ChaChaStream, turn: Turn, targets: Sequence[Target], scale: float | Tensor, *, fresh: bool) -> None:
-        """``out = scale x`` if fresh, else ``out += scale x``; ``scale`` may be a number on the device, which is not fetched."""
+        """``out = scale x`` if fresh, else ``out += scale x``; ``scale`` may be a tensor on the device, which is not copied to the host."""
 
 
 _KERNELS: dict[str, DeviceKernel | Callable[[], DeviceKernel | None]] = {}
 
 
 def register(kind: str, kernel: DeviceKernel | Callable[[], DeviceKernel | None]) -> None:
-    """Serve devices of this type by ``kernel``, or by what it returns when it is first needed (None: not at all)."""
+    """Use ``kernel`` for devices of this type, or what it returns when first called (None: no kernel)."""
     _KERNELS[kind] = kernel
 
 
 def kernel_for(device: torch.device) -> DeviceKernel | None:
-    """The kernel of this device; None where the host draws."""
+    """The kernel for this device; None if the host draws."""
     found = _KERNELS.get(device.type)
     if found is None or isinstance(found, DeviceKernel):
         return found

@@ -1,4 +1,4 @@
-"""Certified lower bounds: how small the rmse of any matrix mechanism can be for a workload and a participation.
+"""Certified lower bounds on the rmse of any matrix mechanism for a workload and a participation.
 
 For any factorisation A = B C and any random contributions X of one record with E X Xᵀ = M (M is then a convex combination of
 allowed contributions), sens² >= tr(C M Cᵀ), so by the trace inequality for singular values

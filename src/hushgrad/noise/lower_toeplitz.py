@@ -1,4 +1,4 @@
-"""The common part of all mechanisms whose C is lower-triangular Toeplitz: the same rule in every step.
+"""``LowerToeplitz``: the base of all mechanisms whose C is lower-triangular Toeplitz, with the same rule in every step.
 
 A subclass gives the first columns of C and of N = C⁻¹ as power series; sensitivity, error and row norms follow.
 """
@@ -24,7 +24,7 @@ from hushgrad.noise.power_series import lower_toeplitz
 from hushgrad.noise.sensitivity import toeplitz_sensitivity
 from hushgrad.noise.workload import AnyWorkload
 
-# Rows that a regenerating stream may keep per parameter. With m of them m rows share one regeneration of the past.
+# Rows that a regenerating stream may keep per parameter. With m of them, m rows share one regeneration of the past.
 MEMORY = 8
 
 
@@ -64,11 +64,11 @@ class LowerToeplitz(Mechanism):
         return float(_row_stds(self, steps)[step])
 
     def _is_open(self) -> bool:
-        """Whether a parameter is still to be tuned; then the answers are those of the mechanism tuned for the question."""
+        """Whether a parameter is still to be tuned; answers are then those of the mechanism tuned for the steps and participation asked."""
         return False
 
     def _fixed(self, steps: int, participation: Participation) -> LowerToeplitz:
-        # A fixed mechanism is asked about the first steps of its run, too: it must not be fitted to those.
+        # A fixed mechanism may be asked about the first steps of its run, and must not be tuned for these.
         return cast("LowerToeplitz", self.resolved(steps=steps, participation=participation)) if self._is_open() else self
 
 
@@ -76,17 +76,17 @@ class LongFilter(LowerToeplitz):
     """A filter that is as long as the run."""
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
-        """The filter of all past rows, which are drawn again, once for a few rows."""
+        """The filter of all past z, which are regenerated once for several rows."""
         return filter_stream(self, source, steps)
 
     def state_size(self, *, steps: int) -> int:
-        """A few rows that wait for their step; the past is drawn again."""
+        """The rows that are computed ahead of their step; the past is regenerated."""
         return filter_state(_check.positive_int(steps=steps))
 
 
 @lru_cache(maxsize=8)
 def _row_stds(mechanism: LowerToeplitz, steps: int) -> np.ndarray:
-    # A training run asks for every row in turn: one pass serves them all.
+    # Cached: a training run asks for every row in turn.
     return np.asarray(np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients(steps)))))
 
 
@@ -101,13 +101,13 @@ def filter_stream(
 
 
 def filter_state(taps: int) -> int:
-    """How many numbers per parameter such a stream keeps: rows that were computed together and wait for their step."""
+    """How many numbers per parameter such a stream keeps: rows that are computed together ahead of their step."""
     together = min(MEMORY, taps - 1)
     return together if together > 1 else 0
 
 
 def known_steps(steps: int | None) -> int:
-    """The number of steps, which every correlated stream has to know."""
+    """The checked number of steps, which correlated streams need; raises for None."""
     if steps is None:
         _check.fail("steps", steps, "to be given", "Correlated noise is made for a number of steps: pass steps=.")
     return _check.positive_int(steps=steps)

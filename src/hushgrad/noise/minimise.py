@@ -1,6 +1,6 @@
-"""The least value of a smooth function: of one variable by golden sections, of a few by BFGS in plain numpy.
+"""Minimisation of smooth functions: golden-section search for one variable, BFGS for several, in plain numpy.
 
-scipy has them too: its package takes a fifth of a second to import, and its line search as long as the small functions that are asked here.
+scipy has both, but takes a fifth of a second to import, and its line search takes as long as the small functions minimised here.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-_ENOUGH, _FLAT = 1e-4, 0.9  # Wolfe's constants: of the promised descent, and of the slope that may be left
-_HALVINGS = 60  # of a step, before rounding is believed to be all that is left
+_ENOUGH, _FLAT = 1e-4, 0.9  # Wolfe's constants, for sufficient decrease and for the curvature condition
+_HALVINGS = 60  # of a step, before the search stops because only rounding is left
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 def bfgs(objective: Objective, start: np.ndarray, *, tolerance: float = 1e-6, most: int = 300) -> tuple[np.ndarray, float]:
-    """Where ``objective`` (a value and its gradient) is least, seen from ``start``, and its value there.
+    """A local minimum of ``objective`` (which returns a value and its gradient) from ``start``: (where, value).
 
-    It ends where no slope is above ``tolerance``, where rounding hides any further descent, or after ``most`` steps.
+    It stops when no component of the gradient exceeds ``tolerance``, when rounding prevents further descent, or after ``most`` steps.
 
     >>> x, value = bfgs(lambda x: (float(x @ x - x.sum()), 2 * x - 1), np.array([3.0, -1.0]))
     >>> x.round(6).tolist(), round(value, 6)
@@ -48,7 +48,7 @@ def bfgs(objective: Objective, start: np.ndarray, *, tolerance: float = 1e-6, mo
 
 
 def golden_section(loss: Callable[[float], float], low: float, high: float, *, width: float) -> float:
-    """Where ``loss`` is least between ``low`` and ``high``, to within ``width``; it has one valley there.
+    """The minimum of a unimodal ``loss`` between ``low`` and ``high``, to within ``width``.
 
     >>> round(golden_section(lambda x: (x - 0.3) ** 2, 0.0, 1.0, width=1e-4), 3)
     0.3
@@ -71,11 +71,11 @@ def golden_section(loss: Callable[[float], float], low: float, high: float, *, w
 def _stepped(
     objective: Objective, x: np.ndarray, move: np.ndarray, value: float, falls: float
 ) -> tuple[float, float, np.ndarray] | None:
-    """A length of the step that descends enough and has passed enough of the slope, so that the curvature is positive."""
+    """A step length that satisfies Wolfe's conditions, with the value and gradient there, or None; the curvature is then positive."""
     low, high, length = 0.0, np.inf, 1.0
     for _ in range(_HALVINGS):
         after, slope = objective(x + length * move)
-        if not after <= value + _ENOUGH * length * falls:  # not a number, too
+        if not after <= value + _ENOUGH * length * falls:  # true for NaN, too
             high = length
         elif slope @ move < _FLAT * falls:
             low = length

@@ -1,4 +1,4 @@
-"""One row of noise: drawn in order, once for every tensor or shard, into new memory or onto the sums themselves."""
+"""Rows of noise: drawn in order, once for every tensor or shard, into new tensors or added to given ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _target = attrgetter("target")
 
 
 class Rows(NoiseStream):
-    """Rows in order, from lanes that remember how far they are."""
+    """Draws rows in order; a :class:`Lane` for each shard keeps its next step and its state."""
 
     _source: Source
     _steps: int | None
@@ -51,7 +51,7 @@ class Rows(NoiseStream):
         out: Sequence[Tensor] | None = None,
         scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
-        """All rows, or none: nothing is drawn unless every one of them can be."""
+        """The rows of all tensors; nothing is drawn unless all of them can be."""
         kernel = None if likes and likes[0].is_cpu else self._kernel_of(step, likes)
         if kernel is not None:
             return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
@@ -71,7 +71,7 @@ class Rows(NoiseStream):
             if step != lane.next or lane.interrupted or step >= end:
                 self._refuse(step, lane)
         for lane in lanes:
-            lane.interrupted = True  # until every chunk is done: a half-updated state must not be used
+            lane.interrupted = True  # until all chunks are done, since a partly updated state must not be used
         self._advance_all(step, lanes, pieces, scale, out is None)
         for lane in lanes:
             lane.interrupted, lane.next = False, step + 1
@@ -89,11 +89,11 @@ class Rows(NoiseStream):
 
     @abstractmethod
     def _refuse(self, step: int, lane: Lane) -> NoReturn:
-        """Row ``step`` of a lane is not the next one, or there is none."""
+        """Raise because row ``step`` is not the next row of the lane, or does not exist."""
 
     @abstractmethod
     def _kernel_of(self, step: int, likes: Sequence[Tensor]) -> DeviceKernel | None:
-        """What draws these tensors' rows where they lie; None: the host."""
+        """The kernel that draws on these tensors' device; None: the host draws."""
 
     @abstractmethod
     def _rows_there(
@@ -110,12 +110,12 @@ class Rows(NoiseStream):
 
 
 class Drawing:
-    """What a source's numbers are drawn by, on all threads."""
+    """Base of :class:`Source`: draws its numbers on all threads."""
 
     _stream: KeyStream | ChaChaStream
     _grid: SecureNoise | None
-    hashed: UniversalHash | None  # whoever looks at what rows are added to: set once
-    seen: Seen | None  # the hashes of what the last row was added to, as draw left it
+    hashed: UniversalHash | None  # computes hashes of what rows are added to; set once
+    seen: Seen | None  # hashes of the tensors that the last row was added to
 
     def draw(self, step: int, pieces: Sequence[Piece], scale: float, *, fresh: bool, finished: bool = False) -> None:
         """Compute the numbers of every piece, on all threads: written if ``fresh``, else added.
@@ -125,8 +125,8 @@ class Drawing:
             pieces: which places of which tensors.
             scale: what the numbers are multiplied by.
             fresh: write; else add.
-            finished: these numbers are the row; nothing else will be added to the tensors, so that they may be hashed as they are
-                (``seen``). A tensor that came by its noise otherwise, through a copy of itself or correlated with earlier rows, is not.
+            finished: these numbers are the complete row and nothing else will be added, so the tensors may be hashed now (``seen``).
+                False for correlated noise, and for tensors that get their noise through a copy.
         """
         seen = None
         if finished and not fresh and self.hashed is not None and self._grid is None:
@@ -155,7 +155,7 @@ _PLAIN = (Tensor, type(None))
 
 
 def _refuse_dtensor(**tensors: Tensor | None) -> None:
-    if _DTENSOR not in sys.modules:  # slow to import, and no DTensor exists before it is
+    if _DTENSOR not in sys.modules:  # slow to import; before that no DTensor exists
         return
     for name, tensor in tensors.items():
         if isinstance(tensor, sys.modules[_DTENSOR].DTensor):
@@ -172,7 +172,7 @@ def pieces_of(
 ) -> list[Piece]:
     """Where the noise of every tensor is computed: new memory, or ``out`` itself wherever it is contiguous and in main memory.
 
-    Tensor number k from its first element on, where nothing else is said. ``exact``: in float64 throughout, rounded once at the end.
+    ``indices`` default to 0, 1, ..., ``offsets`` to 0. ``exact``: computed in float64 throughout, rounded once at the end.
     """
     for name, values in (("indices", indices), ("offsets", offsets), ("out", out)):
         if values is not None and len(values) != len(likes):
@@ -213,7 +213,7 @@ def _piece(index: int, offset: int, like: Tensor, out: Tensor | None, exact: boo
 
 
 def delivered(pieces: Sequence[Piece], likes: Sequence[Tensor], out: Sequence[Tensor] | None, *, exact: bool) -> list[Tensor]:
-    """What the pieces hold, in the dtype and on the device of ``likes``: fresh tensors, or ``out`` with it added."""
+    """The numbers of the pieces in the dtype and on the device of ``likes``: new tensors, or ``out`` after they are added."""
     if out is None:
         return [piece.target.to(device=like.device, dtype=like.dtype) for piece, like in zip(pieces, likes, strict=True)]
     for piece, to in zip(pieces, out, strict=True):

@@ -1,4 +1,4 @@
-"""nu-DP-FTRL: the square root with a damping that the learning rate and the curvature suggest."""
+"""nu-DP-FTRL: the square-root mechanism with a damping chosen by learning rate and curvature."""
 
 from __future__ import annotations
 

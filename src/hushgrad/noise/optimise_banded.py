@@ -1,8 +1,8 @@
 """The best banded Toeplitz strategy for the mean or max error of a workload, by L-BFGS with the exact gradient.
 
 With beta = 1 / C(x), b = beta / (1 - x) (prefix sums of the noise) and y = C x (participation comb), the loss is
-log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc), so the gradient is one correlation. Of another
-workload the first term is log betaᵀ M beta (quadratic.py), and dc changes beta by -(beta * beta * dc).
+log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc), so the gradient is one correlation. For another
+workload the first term is log betaᵀ M beta (quadratic_error.py), and dc changes beta by -(beta * beta * dc).
 """
 
 from __future__ import annotations

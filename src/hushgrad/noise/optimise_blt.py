@@ -10,8 +10,8 @@ b_t = a + sum_j g_j q_j^t with a, g_j > 0. Every sum below has positive terms on
 
 With p = exp(-rate) the differences are expm1's; the rates are parametrised by the logarithms of their increments, so that
 every parameter vector is a valid mechanism, and the gradient is exact: one complex-step evaluation per parameter, all in
-one batch. Of another workload than prefix sums the error is betaᵀ M beta (quadratic.py), beta the series of C⁻¹: M meets its real part
-only, since M (beta + i d) gives 2 d M beta as the imaginary part of the error, to first order.
+one batch. For workloads other than prefix sums the error is betaᵀ M beta (quadratic_error.py), beta the series of C⁻¹: M meets its
+real part only, since M (beta + i d) gives 2 d M beta as the imaginary part of the error, to first order.
 
 References: Dvijotham et al. 2024 (arXiv:2404.16706) for BLT, McMahan et al. 2024 (2408.08868) for min-sep.
 """

@@ -1,4 +1,4 @@
-"""Participation, as a mechanism's theorem needs it: how often and how close together one record can take part."""
+"""Participation patterns: how often, and how close together, one record can take part."""
 
 from __future__ import annotations
 

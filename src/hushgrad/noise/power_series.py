@@ -1,4 +1,4 @@
-"""Power series: the first column of a lower-triangular Toeplitz matrix is a series, and products of such matrices are products."""
+"""Power series: a lower-triangular Toeplitz matrix is given by the series in its first column, and products multiply the series."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inverse(series: np.ndarray, steps: int) -> np.ndarray:
     tail = head[1:] / head[0]
     out = np.zeros(steps)
     out[0] = 1 / head[0]
-    for t in range(steps - 1):  # the terms that every later coefficient owes to this one
+    for t in range(steps - 1):  # the contributions of this coefficient to all later ones
         rest = out[t + 1 : t + 1 + len(tail)]
         rest -= tail[: len(rest)] * out[t]
     return out
@@ -38,7 +38,7 @@ def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """All of the product of two series, by FFT; scipy.signal has it too, and takes half a second to import."""
+    """The whole product of two series, by FFT; scipy.signal, which has it too, takes half a second to import."""
     length = len(a) + len(b) - 1
     size = next_fast_len(length, real=True)
     return np.asarray(np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size), size)[:length])

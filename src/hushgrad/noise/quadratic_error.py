@@ -1,8 +1,8 @@
-"""The error of a workload as a quadratic form in the noise's coefficients: what an optimisation of Toeplitz noise needs of it.
+"""A workload's error as a quadratic form in the coefficients of Toeplitz noise, for their optimisation.
 
-With N Toeplitz of first column beta, ||A N||_F² = betaᵀ M beta, where M_pq = sum_j (AᵀA)_{j+p, j+q}. Of a Toeplitz A with first
+With N Toeplitz of first column beta, ||A N||_F² = betaᵀ M beta, where M_pq = sum_j (AᵀA)_{j+p, j+q}. For a Toeplitz A with first
 column a it is sum_t (n - t) b_t², b = a * beta, in O(n log n); the squared norm of the last, largest row is the same without the
-weights. Of any other A, M is made once.
+weights. For any other A, M is computed once.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ from hushgrad.noise._box_muller import GROUP, GROUP_BYTES, PAIRS
 GRID_BITS = 6
 _EXTRA_BYTES = 64  # 256 further bits for the radius and for the angle, in doubt
 _BLOCKS = GROUP_BYTES // 16
-_MP = mpmath.MPContext()  # its own precision: that of mpmath itself is shared by all threads
+_MP = mpmath.MPContext()  # a context of its own: mpmath's global precision is shared by all threads
 _MP.prec = 400
-_ALONE = threading.Lock()  # a function raises the precision while it works, and two would leave each other's behind
+_ALONE = threading.Lock()  # functions raise the precision while they run, so two must not run at once
 
 
 def grid(scale: float) -> float:
@@ -72,7 +72,7 @@ def grid(scale: float) -> float:
 
 
 class SecureNoise:
-    """Sums plus Gaussians of standard deviation ``scale``, correctly rounded to the grid; addressed like the source's Gaussians."""
+    """Adds Gaussians to sums and rounds the results correctly to the grid; numbers are addressed like those of a :class:`Source`."""
 
     def __init__(self, key: bytes) -> None:
         self._first = KeyStream(key, b"hushgrad secure")
@@ -87,7 +87,7 @@ class SecureNoise:
             out[place] = self.exact(step, index, start + place, float(out[place]), scale / h, h)
 
     def exact(self, step: int, index: int, number: int, total: float, ratio: float, h: float) -> float:
-        """One number from 318 bits of radius and 288 of angle; what decides where nothing else does."""
+        """One number from 318 bits of radius and 288 of angle; used where double precision leaves the rounding in doubt."""
         if not math.isfinite(total):
             raise CaptureError("A clipped sum is not finite. This is a defect of the capture; nothing was released.")
         group, place = divmod(number, GROUP)

@@ -119,7 +119,7 @@ class Source(Drawing):
         return delivered(pieces, likes, out, exact=self.secure)
 
     def _there(self, likes: Sequence[Tensor]) -> DeviceKernel | None:
-        """What draws on the device of these tensors, if all lie on one that can."""
+        """The kernel of these tensors' device, if all are on one device that has a kernel; else None."""
         if not likes or likes[0].is_cpu or self.cipher != "chacha20" or self.secure:
             return None
         return kernel_for(likes[0].device) if len({like.device for like in likes}) == 1 else None

@@ -1,4 +1,4 @@
-"""What a mechanism says of itself to a planner: with which settings it is worth trying in a run."""
+"""Suggestions of a mechanism to the planner: the settings that are worth trying in a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hushgrad.noise.workload import AnyWorkload
 if TYPE_CHECKING:
     from hushgrad.noise.base import Mechanism
 
-REGENERATED = 4096  # steps: beyond, drawing all earlier rows again costs more than a training step
+REGENERATED = 4096  # steps: beyond this, regenerating all earlier z costs more than a training step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The run that is planned: all of it public.
 
-    ``rate`` is that of random secret batches, or None for a fixed order with this ``participation``. ``alone``: no random batches
-    are allowed, so that what needs none has no better rival. ``tune`` asks for optimised settings where a closed form would do.
+    ``rate`` is the sampling rate of random secret batches, or None for a fixed order with this ``participation``. ``alone``: random batches
+    are not allowed, so fixed-order mechanisms have no better rival. ``tune``: optimise settings even where a closed form exists.
     """
 
     steps: int
@@ -36,7 +36,7 @@ class Suggestion:
     """A mechanism that is worth trying, and why.
 
     ``work`` counts the rows of noise that are drawn or combined in an average step: 1 for independent noise. ``groups`` is the
-    number of groups that random batches are drawn from in turn. Of one ``family`` a larger member must be better to be shown.
+    number of groups that random batches are drawn from in turn. In one ``family`` a larger member is shown only if it is better.
     """
 
     name: str
@@ -59,9 +59,9 @@ def regenerating(kind: Callable[[], Mechanism], name: str, why: str, run: Run) -
     """A mechanism for a fixed order whose rows need all earlier draws; these are made again, several rows at a time.
 
     Args:
-        kind: makes it.
+        kind: constructor of the mechanism.
         name: what it is called.
-        why: what speaks for it.
+        why: its advantage, in words.
         run: the run that is planned.
     """
     if run.steps > REGENERATED:

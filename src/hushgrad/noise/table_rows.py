@@ -1,4 +1,4 @@
-"""Scattered rows of a large table's noise, drawn together."""
+"""The noise of scattered rows of a large table, drawn in one call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows_of(source: Source, step: int, index: int, rows: Tensor, width: int, *, 
     """``z(step, index)`` of some rows of a table that is ``width`` wide: (len(rows), width), in main memory.
 
     Row k is, bit for bit, ``source.z(step, index, like_one_row, offset=rows[k] * width)``. Neighbours in ``rows`` that are
-    neighbours in the table are drawn in one run, and all runs in one call of the C kernel for each thread. Without it numpy
+    neighbours in the table form one run, and each thread draws its runs in one call of the C kernel. Without it numpy
     draws them, with the same bits.
 
         >>> source, table = Source(seed=1), torch.empty(10, 4)
@@ -63,11 +63,11 @@ def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarr
 
 
 def _gather(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """Without the C kernel's cipher: all groups of numbers that the rows touch, each once, and the rows out of these."""
+    """Without the C kernel's cipher: draw each group of numbers that the rows touch once, and copy the rows from these."""
     start = rows * out.shape[1]
     first, last = start // GROUP, (start + out.shape[1] - 1) // GROUP
     groups = np.unique(np.concatenate([np.minimum(first + k, last) for k in range(int((last - first).max()) + 1)]))
     z = np.empty(len(groups) * GROUP, out.dtype)
     _kernel.KERNEL.gaussians(source._stream.scattered(step, index, groups, _BLOCKS), z)
-    place = np.searchsorted(groups, first) * GROUP + start % GROUP  # a row's groups are neighbours here too
+    place = np.searchsorted(groups, first) * GROUP + start % GROUP  # a row's groups are adjacent here, too
     np.take(z, place[:, None] + np.arange(out.shape[1]), out=out)

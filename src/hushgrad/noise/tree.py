@@ -22,7 +22,7 @@ from hushgrad.noise.sensitivity import DENSE_LIMIT, gram_sensitivity
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, PrefixSums, as_workload
 
-_ANALYSED = 1 << 17  # steps whose prefix variances are added up one by one
+_ANALYSED = 1 << 17  # steps up to which prefix variances are summed one by one
 
 _LARGEST_FULL = 4096
 
@@ -156,7 +156,7 @@ class Tree(Mechanism):
         return float(np.sqrt(variance))
 
     def state_size(self, *, steps: int) -> int:
-        """One estimate per level; for the full variant a few rows that wait for their step."""
+        """One estimate per level; for the full variant the rows that are computed ahead of their step."""
         steps = self._fit(steps)
         return filter_state(steps) if self.variant == "full" else self._size(steps).bit_length()
 
@@ -183,7 +183,7 @@ class Tree(Mechanism):
         return completed_level(leaf, self._size(steps), self.completion)
 
     def _variance(self, level: int) -> float:
-        """Of a full subtree's estimate."""
+        """The variance of a complete subtree's estimate."""
         return averaged_variance(level) if self.variant == "online" else 1.0
 
     def _estimate(self, leaf: int, steps: int) -> tuple[dict[int, float], list[float]]:

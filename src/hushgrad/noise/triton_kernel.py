@@ -93,7 +93,7 @@ def _horner(x, series, first: tl.constexpr, count: tl.constexpr):  # type: ignor
 
 @triton.jit
 def pair(a, b, t, series, DOUBLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The house's Box-Muller, operation for operation as in _box_muller.py."""
+    """Box-Muller, operation for operation as in _box_muller.py."""
     if DOUBLE:
         real: tl.constexpr = tl.float64
         bits: tl.constexpr = tl.int64
@@ -170,7 +170,7 @@ def _finish(
     z, i, size, out, state, facts, rows, scale, keep,
     TERMS: tl.constexpr, LAST: tl.constexpr, DIVIDE: tl.constexpr, KEEPS: tl.constexpr, KIND: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip  # type: ignore[no-untyped-def]
-    """One number of each lane: through the recursion to its place."""
+    """Apply the recursion to one number of each lane and store the result."""
     mask = (i >= 0) & (i < size)
     x = _combined(z, i, mask, size, state, facts, rows, TERMS, LAST, DIVIDE)
     if KEEPS == 1:
@@ -205,7 +205,7 @@ def noise_row(
     else:
         state = state_at.to(tl.pointer_type(tl.float32))
     lane = tl.arange(0, 8 * TILE)
-    group = tl.load(tile_group + pid) + (lane // 8).to(tl.int64)  # in the whole tensor: shards begin beyond 2^32, too
+    group = tl.load(tile_group + pid) + (lane // 8).to(tl.int64)  # int64: a shard may begin beyond 2^32
     own = lane % 8
     zero = tl.full((8 * TILE,), 0, tl.uint32)
     scale = tl.load(scales)
@@ -227,7 +227,7 @@ class TritonKernel(DeviceKernel):
 
     def __init__(self, tile: int = 4) -> None:
         self._tile = tile
-        self._keys: WeakKeyDictionary[ChaChaStream, Tensor] = WeakKeyDictionary()  # a key does not outlive its run
+        self._keys: WeakKeyDictionary[ChaChaStream, Tensor] = WeakKeyDictionary()  # weak, so that a key does not outlive its run
 
     def row(self, stream: ChaChaStream, turn: Turn, targets: Sequence[Target], scale: float | Tensor, *, fresh: bool) -> None:
         """``out = scale x`` if fresh, else ``out += scale x``: one launch for each type of target."""

@@ -107,7 +107,7 @@ class SGDWorkload(Workload):
 
 @dataclass(frozen=True)
 class _Given(Workload):
-    """A matrix that the caller computed."""
+    """A matrix given by the caller."""
 
     rows: tuple[tuple[float, ...], ...]
 
@@ -123,7 +123,7 @@ AnyWorkload: TypeAlias = "Workload | np.ndarray | None"
 
 
 def as_workload(workload: AnyWorkload, steps: int) -> Workload:
-    """The workload that the argument stands for: None is prefix sums, an array is taken as A."""
+    """The workload given by the argument: None means prefix sums, an array is taken as A."""
     if workload is None:
         return PrefixSums()
     if isinstance(workload, Workload):
@@ -138,7 +138,7 @@ def as_workload(workload: AnyWorkload, steps: int) -> Workload:
 
 
 def checked_workload(workload: Workload | None, *, fixed: bool) -> None:
-    """Refuse what is no workload, and one for noise that is ``fixed`` already."""
+    """Raise if it is not a workload, or if the noise is ``fixed`` already, so that a workload would have no effect."""
     _check.instance((Workload, type(None)), workload=workload, remedy="SGDWorkload(...) is torch.optim.SGD.")
     if workload is not None and fixed:
         _check.fail(

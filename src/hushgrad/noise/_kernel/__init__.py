@@ -1,6 +1,6 @@
-"""The arithmetic on cache-sized blocks: in C where the library was built, else in numpy, with the same bits.
+"""The arithmetic of noise on cache-sized blocks: in C if the library was built, else in numpy, with the same bits.
 
-Every operation is one IEEE rounding in a fixed order. Set HUSHGRAD_KERNEL=numpy to do without the C library.
+Every operation is one IEEE rounding, in a fixed order. Set HUSHGRAD_KERNEL=numpy to disable the C library.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 
 
 def _agrees(kernel: Kernel) -> bool:
-    """Whether a kernel gives numpy's bits on 2048 numbers: a compiler that broke a rule must not pass unnoticed.
+    """Whether a kernel reproduces numpy's bits on 2048 numbers, which a compiler that reorders arithmetic would break.
 
-    The same numbers are drawn with a cipher of its own, at an address that fills all three fields of the counter.
+    A kernel with its own cipher is also tested at an address that fills all three fields of the counter.
     """
     stream, at = KeyStream(bytes(range(32)), b"hushgrad check"), ((1 << 48) - 2, (1 << 32) - 3, (1 << 40) + 5)
     words = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 32, 8 * 3 * _box_muller.PAIRS, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""The operations of a kernel, and those that follow from others."""
+"""``Kernel``: the operations that draw noise, with default implementations by the basic ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, BufferedRow, Piece, R
 from hushgrad.noise._threads import CHUNK
 
 BLOCKS_OF_GROUP = _box_muller.GROUP_BYTES // 16  # cipher blocks for one group of numbers
-_BLOCK_CHUNK = CHUNK // 4  # of rows that are computed together: the second-level cache holds a dozen
+_BLOCK_CHUNK = CHUNK // 4  # numbers of each of several rows computed together: the second-level cache holds a dozen
 
 
 class Kernel(ABC):
-    """Operations on contiguous float32 or float64 arrays; of a two-dimensional array each row is contiguous."""
+    """Operations on contiguous float32 or float64 arrays; in a two-dimensional array each row is contiguous."""
 
     name: ClassVar[str]
 
@@ -37,7 +37,7 @@ class Kernel(ABC):
             self.draw(stream, step, piece.which, piece.start, scale, piece.array(), fresh)
 
     def draw_seen(self, stream: Words, step: int, pieces: Sequence[Piece], scale: float, seen: Seen) -> None:
-        """``draw_all``, added, and every piece is looked at afterwards; but for a tensor's last one they are whole blocks of hashes."""
+        """``draw_all`` with the numbers added, then hash every piece; pieces are whole hash blocks, except the last of a tensor."""
         self.draw_all(stream, step, pieces, scale, False)
         for piece in pieces:
             seen.look(piece.target, piece.low, piece.size)
@@ -78,9 +78,9 @@ class Kernel(ABC):
                     self.combine(column[:, None], [z], part)
 
     def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
-        """``out = h rint(out / h + ratio z)`` for float64 sums, correctly rounded; the places in doubt, which are left as they were.
+        """``out = h rint(out / h + ratio z)`` for float64 sums, correctly rounded; returns the positions in doubt, which are unchanged.
 
-        A correct rounding is the same however it was found, so kernels may differ in what they leave in doubt only.
+        Correct rounding is unique, so kernels can differ only in which positions they leave in doubt.
         """
         step, index, start = at
         doubts: list[int] = []

@@ -1,4 +1,4 @@
-"""The kernel's arithmetic in C, through ctypes."""
+"""``CKernel``: the operations in C, through ctypes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hushgrad.noise._kernel.base import BLOCKS_OF_GROUP, Kernel
 from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, Words
 
 _target = attrgetter("target")
-_BLOCK = 4 * _abi.WITNESS_WORDS  # bytes of a hash
-_NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # of a tensor: for more, the counter has no room
+_BLOCK = 4 * _abi.WITNESS_WORDS  # bytes under one hash
+_NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # largest tensor that the cipher's counter can address
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
 _ALWAYS = ("gaussians", "write", "add", "buffers", "solve", "combine")
 # with the processor's own AES
@@ -43,7 +43,7 @@ class CKernel(Kernel):
     name = "c"
 
     def __init__(self, library: native.Library) -> None:
-        self.cipher: int = library.cipher()  # how many of its blocks are in a register; 0: it has none
+        self.cipher: int = library.cipher()  # cipher blocks per register; 0: no AES instructions
         self._library = library
         names = _ALWAYS + _DRAWING if self.cipher else _ALWAYS
         self._functions = {(name, dtype): getattr(library, f"{name}_{suffix}") for dtype, suffix in _SUFFIXES for name in names}
@@ -53,7 +53,7 @@ class CKernel(Kernel):
         return {dtype.itemsize: self._functions.get((name, dtype)) for dtype, _ in _SUFFIXES}
 
     def head(self, stream: Words, step: int) -> tuple[int, int, int, int] | None:
-        """``address`` of abi.h for tensor 0: how to draw from this stream in C; None where that is not possible."""
+        """``address`` of abi.h for tensor 0, from which C draws; None if C cannot draw from this stream."""
         if not self.cipher or not isinstance(stream, KeyStream):
             return None
         return stream.place or stream.round_keys(self._expanded), self.cipher, step, 0
@@ -110,12 +110,12 @@ class CKernel(Kernel):
                 last = which
             if start + size > end:
                 end = start + size
-        if not (0 <= step < STEPS and last < INDICES and end <= _NUMBERS):  # nearly never, so that the sentence is made elsewhere
+        if not (0 <= step < STEPS and last < INDICES and end <= _NUMBERS):  # rare; the error is raised elsewhere
             check_address(step, last, _end_block(end))
         return array("Q", table)
 
     def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
-        """In single precision, and in double where that leaves a doubt."""
+        """In single precision first, then in double precision for the positions in doubt."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -135,7 +135,7 @@ class CKernel(Kernel):
         self._draw_many[itemsize](table, count, scale, not fresh)
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """Numbers go into the recursion without a detour through memory."""
+        """Draws and applies the recursion in one pass, without writing the Gaussians to memory."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -145,7 +145,7 @@ class CKernel(Kernel):
         self._functions["drawn_buffers", out.dtype](address, start, *_buffer_arguments(row, out, fresh))
 
     def draw_solutions(self, stream: Words, at: tuple[int, int, int], rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
-        """Drawn, combined and solved a tile at a time, in the cache."""
+        """Draws, combines and solves tile by tile, in the cache."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:
@@ -161,7 +161,7 @@ class CKernel(Kernel):
         self._functions["drawn_solutions", out.dtype](address, start, given, _at(room), rows.scale, not fresh, _at(out), out.size)
 
     def draw_combinations(self, stream: Words, at: tuple[int, int, int], weights: np.ndarray, out: np.ndarray) -> None:
-        """Drawn and combined a tile at a time, in the cache."""
+        """Draws and combines tile by tile, in the cache."""
         step, index, start = at
         address = self._address(stream, step, index)
         if address is None:

@@ -1,4 +1,4 @@
-"""The kernel's arithmetic in numpy."""
+"""``NumpyKernel``: the operations in numpy."""
 
 from __future__ import annotations
 

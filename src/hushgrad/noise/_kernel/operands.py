@@ -1,4 +1,4 @@
-"""What kernels are given: places in tensors, rows of a recursion, and how far a rounding is off."""
+"""Arguments of kernels: pieces of tensors, rows of a recursion, and bounds on rounding errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Words(Protocol):
 
 
 class BufferedRow(NamedTuple):
-    """Buffers s_j = ``state[j]``, their coefficients in the same type, and the factor of the row that they make."""
+    """The buffers s_j = ``state[j]`` of a BLT, their decays and weights in the same dtype, and the factor of the emitted row."""
 
     state: np.ndarray
     decay: np.ndarray
@@ -28,7 +28,7 @@ class BufferedRow(NamedTuple):
 class SolvedRows(NamedTuple):
     """Rows solved together: x_k = (z_k + sum_h weights[k, h] history[h] + sum_{j<k} inner[k, j] x_j) / diagonal[k].
 
-    x_k is put into ``kept[k]``, whose memory the history may share, and ``scale`` x_0 is handed out.
+    x_k is stored in ``kept[k]``, whose memory the history may share, and ``scale`` x_0 is emitted.
     """
 
     weights: np.ndarray
@@ -39,12 +39,12 @@ class SolvedRows(NamedTuple):
     scale: float
 
     def part(self, low: int, high: int) -> SolvedRows:
-        """For the elements [low, high) alone."""
+        """These rows for the elements [low, high) only."""
         return self._replace(history=[h[low:high] for h in self.history], kept=[x[low:high] for x in self.kept])
 
 
 class Rounding(NamedTuple):
-    """How far a computed z is from the exact one: ``relative`` (|x| + |y|) + ``absolute`` of its pair, if |x| + |y| <= ``far``.
+    """A bound on the error of a computed z: ``relative`` (|x| + |y|) + ``absolute`` for its pair (x, y), if |x| + |y| <= ``far``.
 
     The proofs are in :mod:`hushgrad.noise.secure`.
     """
@@ -54,12 +54,12 @@ class Rounding(NamedTuple):
     far: float
 
     def on_grid(self, ratio: float) -> Rounding:
-        """How far total / h + ratio z is off as computed: a product and a sum more, of numbers up to LIMIT + ratio |z|."""
+        """The bound for total / h + ratio z, with one more product and sum of numbers up to LIMIT + ratio |z|."""
         return Rounding((self.relative + ARITHMETIC) * ratio, self.absolute * ratio + ARITHMETIC * LIMIT, self.far)
 
 
-LIMIT = 2.0**30  # grid steps, of a sum; larger ones are clamped
-ARITHMETIC = 2.0**-51  # how far the product and the sum in total / h + ratio z are off, relative to their terms
+LIMIT = 2.0**30  # largest sum in grid steps; larger ones are clamped
+ARITHMETIC = 2.0**-51  # error of the product and the sum in total / h + ratio z, relative to their terms
 SINGLE = Rounding(10.5 * 2.0**-24, 0.2 * 2.0**-24, 7.4)
 DOUBLE = Rounding(7.5e-10, 2e-10, 7.0)
 
@@ -67,7 +67,7 @@ DOUBLE = Rounding(7.5e-10, 2e-10, 7.0)
 class Piece(NamedTuple):
     """Numbers start, start + 1, ... of tensor number ``which``, to be put into elements [low, low + size) of a contiguous tensor.
 
-    ``which`` and ``start`` are integers of at least 0; whoever makes a piece has checked that.
+    ``which`` and ``start`` are integers of at least 0, which the caller has checked.
     """
 
     which: int

@@ -1,4 +1,4 @@
-"""Live streams: the rows of C⁻¹ Z at unit scale, drawn in order, with exact resume and any sharding."""
+"""Noise streams: the rows of C⁻¹ Z at unit scale, drawn in order, with exact resume under any sharding."""
 
 from hushgrad.noise.streams.banded import BandedStream
 from hushgrad.noise.streams.base import IndependentStream

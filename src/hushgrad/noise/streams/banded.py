@@ -1,4 +1,4 @@
-"""Banded C: each row of noise is solved from the last few rows."""
+"""The stream of banded C: each row is solved from the last few rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all live streams share: rows in order, one lane of state for each shard, exact resume. And the one without state: z_t."""
+"""Base classes of streams (rows in order, a lane of state for each shard, exact resume), and the stream of independent noise."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hushgrad.noise.streams.shard_state import Lane, computed_in, fresh_like, ov
 
 
 class OrderedStream(Rows):
-    """A stream whose rows are asked once each, in order, separately for every lane.
+    """A stream that draws each row once, in order, separately for every lane.
 
     State is kept in float32 (float64 for float64 tensors) in main memory. It is as secret as the key: with it the noise of
     later rows can be removed.
     """
 
-    _on_grid = False  # whether rows of a secure source stay whole numbers of its grid
+    _on_grid = False  # whether rows of a secure source stay on its grid
 
     def __init__(self, source: Source, *, steps: int | None) -> None:
         self._source = _check.instance(Source, source=source)
@@ -40,16 +40,16 @@ class OrderedStream(Rows):
             )
         self._steps = None if steps is None else _check.positive_int(steps=steps)
         self._lanes: dict[tuple[int, int], Lane] = {}
-        self._loaded: list[Lane] = []  # from a checkpoint, not yet asked for; may be sharded in another way
+        self._loaded: list[Lane] = []  # from a checkpoint, not used yet; may be sharded differently
 
     @property
     def steps(self) -> int | None:
-        """How many rows there are; None: no end."""
+        """The number of rows; None: unlimited."""
         return self._steps
 
     @property
     def kept_here(self) -> int:
-        """Rows of state in main memory."""
+        """How many rows of state are kept in main memory."""
         return sum(self._sizes().values())
 
     @property
@@ -63,20 +63,20 @@ class OrderedStream(Rows):
 
     @abstractmethod
     def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
-        """Each kind of stream says this for itself: one that forgot to would draw independent rows under another's theorem."""
+        """Abstract on purpose: a subclass that inherited a default would draw independent rows under another mechanism's theorem."""
 
     def _turn(self, step: int) -> Turn | None:
-        """Row ``step`` as a device makes it; None (the default): the host draws this mechanism for every device."""
+        """How a device computes row ``step``; None (the default): the host draws this mechanism for every device."""
         return None
 
     def _kept_there(self) -> int:
-        """Rows of state that turns use on a device."""
+        """How many rows of state are kept on a device."""
         return self.kept_here
 
     # On a device -------------------------------------------------------------------------------------------------------
 
     def _kernel_of(self, step: int, likes: Sequence[Tensor]) -> DeviceKernel | None:
-        """What draws these tensors' rows where they lie; None: the host."""
+        """The kernel that draws on these tensors' device; None: the host draws."""
         if not likes or likes[0].is_cpu or self._source.cipher != "chacha20" or self._source.secure or self._turn(step) is None:
             return None
         return kernel_for(likes[0].device)
@@ -86,9 +86,9 @@ class OrderedStream(Rows):
         return self._kernel_of(0, likes) is not None
 
     def takes(self, state: dict[str, Any], likes: Sequence[Tensor]) -> bool:
-        """Whether a saved state can be gone on with where these tensors lie; else the rows so far must be drawn again.
+        """Whether a saved state can be loaded for tensors on these devices; if not, the rows so far must be regenerated.
 
-        What is kept on a device and in main memory has other forms, and follows from the key in either.
+        State on a device and in main memory has different forms; both can be regenerated from the key.
         """
         kept = [lane["state"] for lane in state["lanes"] if lane["state"]]
         return all(("there" in rows) == self.draws_there(likes) for rows in kept)
@@ -103,10 +103,10 @@ class OrderedStream(Rows):
         out: Sequence[Tensor] | None,
         scale: float | Tensor,
     ) -> list[Tensor]:
-        """All tensors' rows in one launch: added to ``out``, or in new memory, one tensor behind the other."""
+        """All tensors' rows in one launch: added to ``out``, or in new contiguous memory."""
         numbers, starts = range(len(likes)) if indices is None else indices, offsets or [0] * len(likes)
         places = dict.fromkeys(like.device for like in likes)
-        if len(places) > 1:  # a launch for each
+        if len(places) > 1:  # one launch for each device
             found: dict[int, Tensor] = {}
             for place in places:
                 own = [k for k, like in enumerate(likes) if like.device == place]
@@ -137,7 +137,7 @@ class OrderedStream(Rows):
         return list(out)
 
     def _refuse(self, step: int, lane: Lane) -> NoReturn:
-        """Row ``step`` of a lane is not the next one, or there is none."""
+        """Raise because row ``step`` is not the next row of the lane, or does not exist."""
         where = f"tensor {lane.index} at offset {lane.offset}"
         if lane.interrupted:
             raise ArgumentError(f"Expected a whole state for {where}, but a row was interrupted. Resume from a checkpoint.")
@@ -201,7 +201,7 @@ class OrderedStream(Rows):
 
 @final
 class IndependentStream(OrderedStream):
-    """Row t = z_t (C = identity): no state but the step.
+    """Row t = z_t (C = identity): no state except the step.
 
     >>> import torch
     >>> source = Source(seed=1)
@@ -227,7 +227,7 @@ class IndependentStream(OrderedStream):
 class ChunkedStream(OrderedStream):
     """A stream that works on one lane at a time, in chunks."""
 
-    _chunk: int | None = CHUNK  # numbers that are worked on together, in the cache; None: the kernel takes care of the caches
+    _chunk: int | None = CHUNK  # numbers processed together, in the cache; None: the kernel does the chunking
 
     @abstractmethod
     def _advance(self, lane: Lane, low: int, high: int, out: np.ndarray, scale: float, fresh: bool) -> None:

@@ -1,4 +1,4 @@
-"""Streams that compute several rows at once, chunk by chunk in the cache, and hand them out one by one.
+"""Base of streams that compute several rows at once, chunk by chunk in the cache, and hand them out one by one.
 
 Noise does not depend on the data, so rows can be drawn ahead of their step. Reading the history once for K rows instead of
 once for each divides the memory traffic (or the number of regenerated draws) by K.
@@ -29,16 +29,16 @@ class Emit(NamedTuple):
 
 
 class BlockStream(ChunkedStream, Generic[Plan]):
-    """Rows in blocks of ``block`` steps; finished rows wait in the state's ring ``rows``, row t in slot t mod ``slots``."""
+    """Computes rows in blocks of ``block`` steps; the ring buffer ``rows`` in the state holds row t in slot t mod ``slots``."""
 
     def __init__(self, source: Source, *, steps: int, block: int, slots: int) -> None:
         super().__init__(source, steps=steps)
         self._block, self._slots = block, slots
-        self._planned: tuple[int, Plan] | None = None  # of the latest block: every chunk of every tensor needs it again
+        self._planned: tuple[int, Plan] | None = None  # for the latest block; every chunk of every tensor uses it
 
     @abstractmethod
     def _plan(self, first: int, last: int) -> Plan:
-        """What the rows [first, last) need that does not depend on the elements."""
+        """The coefficients of the rows [first, last), which do not depend on the elements."""
 
     @abstractmethod
     def _begin(self, lane: Lane, plan: Plan, block: range, low: int, high: int, emit: Emit) -> None:

@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz noise: a few exponentially decaying buffers instead of a long history."""
+"""The stream of buffered linear Toeplitz noise: a few exponentially decaying buffers instead of a long history."""
 
 from __future__ import annotations
 

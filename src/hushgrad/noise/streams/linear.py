@@ -1,4 +1,4 @@
-"""Rows given as combinations of the z's themselves: nothing need be kept, the past is drawn again."""
+"""Streams whose rows are linear combinations of the z: nothing need be kept, since past z can be regenerated."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hushgrad.noise.streams.shard_state import Lane
 class _LinearStream(BlockStream[tuple[int, np.ndarray]]):
     """Row t = sum_s w_t[s] z_s, from regenerated z. ``memory`` numbers per parameter buy ``memory`` rows for one regeneration."""
 
-    _chunk = SHARE  # rows that are not kept are made in the cache
+    _chunk = SHARE  # rows that are not kept are computed in the cache
 
     def __init__(self, source: Source, *, steps: int, memory: int, longest: int) -> None:
         memory = _check.integer(0, memory=memory)
-        # Rows ahead of one another share their draws; more of them than the history is long would share nothing.
+        # Rows computed together share their draws; more rows than the history is long would share nothing.
         block = max(1, min(memory, longest - 1))
         super().__init__(source, steps=steps, block=block, slots=block if block > 1 else 0)
 

@@ -1,7 +1,7 @@
-"""Rows that the host draws for a device, drawn one step ahead while the device computes.
+"""Prefetching: the host draws a device's noise one step ahead, while the device computes.
 
-Noise needs no data: while the device is busy with step t, a thread draws row t + 1 of all tensors into one of two flat buffers. A step then
-costs one copy, which nobody waits for where the memory is pinned, and the row has the bits that it would have had without any thread.
+Noise does not depend on data: while the device computes step t, a thread draws row t + 1 of all tensors into one of two flat buffers. A
+step then costs one copy, asynchronous from pinned memory, and the row has the same bits as without prefetching.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.streams.base import OrderedStream
 from hushgrad.noise.streams.shard_state import computed_in
 
-_PINS = frozenset({"cuda", "xpu"})  # devices that read pinned memory by themselves and have events
-_MOST_KEPT = 8  # rows of state at most: a row ahead needs a copy of them
+_PINS = frozenset({"cuda", "xpu"})  # devices with asynchronous copies from pinned memory, and events
+_MOST_KEPT = 8  # largest number of rows of state, of which prefetching needs a copy
 
 
 def drawn_ahead(stream: NoiseStream) -> NoiseStream:
-    """``stream`` with its rows for devices drawn one step ahead, where it keeps little enough for that."""
+    """``stream`` with prefetching for devices, or ``stream`` itself if it is secure or has too much state."""
     if isinstance(stream, OrderedStream) and not stream.secure and stream.kept_here <= _MOST_KEPT:
         return Ahead(stream)
     return stream
@@ -40,20 +40,20 @@ class Staging:
         self.flat = torch.empty(numbers, dtype=dtype, pin_memory=True) if pinned else _aligned_memory.empty((numbers,), dtype)
 
     def send(self) -> Tensor:
-        """The numbers in new memory of the device; from pinned memory they are read later, and nobody waits."""
+        """Copy the numbers to new memory on the device; asynchronously, if this memory is pinned."""
         there = self.flat.to(self._device, non_blocking=self._sent is not None)
         if self._sent is not None:
             self._sent.record(torch.accelerator.current_stream(self._device))
         return there
 
     def wait(self) -> None:
-        """Until what was sent has been read: then the buffer may be written again."""
+        """Wait until the device has read the last copy; then the buffer may be overwritten."""
         if self._sent is not None:
             self._sent.synchronize()
 
 
 class _Layout(NamedTuple):
-    """Which numbers of which tensors a row has, and where its tensors lie."""
+    """The tensors of a row: indices, offsets, shapes, dtypes and devices."""
 
     indices: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -62,7 +62,7 @@ class _Layout(NamedTuple):
 
 
 class _Room:
-    """Room for one row of a layout: a buffer for each type and device, and the tensors in it."""
+    """Memory for one row: a buffer for each dtype and device, and the tensors in it."""
 
     def __init__(self, layout: _Layout, staging: type[Staging]) -> None:
         sizes = [shape.numel() for shape in layout.shapes]
@@ -80,7 +80,7 @@ class _Room:
         return self.tensors
 
     def send(self, scale: float | Tensor) -> list[Tensor]:
-        """The tensors on their devices, times ``scale``: a product that is rounded by itself, as the host rounds it."""
+        """The tensors on their devices, times ``scale``; the product is rounded separately, as on the host."""
         sent = [stage.send() for stage in self._stages]
         for flat in sent:
             flat.mul_(scale.to(device=flat.device, dtype=flat.dtype) if isinstance(scale, Tensor) else scale)
@@ -99,12 +99,12 @@ class Ahead(NoiseStream):
 
     | what happens | |
     |---|---|
-    | the thread fails | the step that needs the row raises what it raised |
-    | the state is asked for | it is that after the last row that was handed out |
-    | another row than the next one, or of other tensors, is asked for | what was drawn is taken back, and rows are drawn in the step |
-    | the row is wanted in main memory, or its device draws for itself | ``inner`` is asked |
+    | the thread fails | the step that needs the row raises the thread's error |
+    | the state is saved | it is the state after the last row that was handed out |
+    | another row than the next one, or of other tensors, is requested | the prefetched row is discarded, and rows are drawn in the step |
+    | the row is for main memory, or its device draws by itself | ``inner`` draws it |
 
-    No row is handed out twice: ``inner`` refuses that, and what it drew is handed out in its order.
+    No row is handed out twice: ``inner`` refuses that, and its rows are handed out in their order.
 
     Args:
         inner: the stream.
@@ -116,8 +116,8 @@ class Ahead(NoiseStream):
         self._layout: _Layout | None = None  # of all rows so far
         self._rooms: list[_Room] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hushgrad noise")
-        self._next: tuple[int, Future[dict[str, Any]]] | None = None  # a step, and the state before its row once it is drawn
-        self._otherwise = False  # rows are not asked for in one call each
+        self._next: tuple[int, Future[dict[str, Any]]] | None = None  # a step, and the future state before its row
+        self._otherwise = False  # tensors of a row are not requested in one call
 
     def rows(
         self,
@@ -129,7 +129,7 @@ class Ahead(NoiseStream):
         out: Sequence[Tensor] | None = None,
         scale: float | Tensor = 1.0,
     ) -> list[Tensor]:
-        """As in :class:`NoiseStream`, with the same bits: of the row that was drawn ahead, if it is the one that is asked for."""
+        """As :meth:`NoiseStream.rows`, with the same bits; uses the prefetched row if it is the one requested."""
         layout, there = _layout(likes, indices, offsets), self._serves(likes, out)
         if not there or self._otherwise or (self._layout is not None and layout != self._layout):
             self._otherwise = self._otherwise or there
@@ -142,13 +142,13 @@ class Ahead(NoiseStream):
         return _handed_out(room.send(scale), likes, out)
 
     def _serves(self, likes: Sequence[Tensor], out: Sequence[Tensor] | None) -> bool:
-        """Whether these are tensors of devices that the host draws for; what is wrong with others, ``inner`` says."""
+        """Whether the host draws for these tensors' devices; invalid arguments are left to ``inner``."""
         if not likes or any(like.is_cpu or not like.is_floating_point() for like in likes) or self._inner.draws_there(likes):
             return False
         return out is None or [(t.shape, t.dtype, t.device) for t in out] == [(t.shape, t.dtype, t.device) for t in likes]
 
     def _drawn(self, step: int, layout: _Layout) -> _Room:
-        """Where row ``step`` is, drawn: by now, or by this call."""
+        """The buffers with row ``step``, prefetched or drawn now."""
         if not self._rooms:
             self._rooms = [_Room(layout, self._staging), _Room(layout, self._staging)]
         if self._next is not None and self._next[0] == step:
@@ -160,14 +160,14 @@ class Ahead(NoiseStream):
         return self._rooms[step % 2]
 
     def _draw(self, step: int, layout: _Layout) -> dict[str, Any]:
-        """Put row ``step`` where it goes; the state before it. Runs in the thread."""
+        """Draw row ``step`` into its buffers and return the state before it. Runs in the thread."""
         before = self._inner.state_dict()
         views = self._rooms[step % 2].emptied()
         self._inner.rows(step, views, indices=layout.indices, offsets=layout.offsets, out=views)
         return before
 
     def _finished(self) -> dict[str, Any]:
-        """The state before the row that was drawn ahead; what its thread raised is raised here."""
+        """The state before the prefetched row; raises the thread's error."""
         assert self._next is not None
         if os.getpid() != self._home:
             raise ArgumentError(
@@ -176,7 +176,7 @@ class Ahead(NoiseStream):
         return self._next[1].result()
 
     def _take_back(self) -> None:
-        """What was drawn ahead was not: nobody has seen it."""
+        """Discard the prefetched row, which was never handed out, and restore the state before it."""
         if self._next is not None:
             before = self._finished()
             self._next = None

@@ -1,4 +1,4 @@
-"""Lanes: what a stream keeps for each shard of a tensor, and the memory of rows."""
+"""``Lane``: the state that a stream keeps for each shard of a tensor; and memory for rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass
 class Lane:
-    """The elements [offset, offset + count) of tensor ``index``: their next step and what the stream keeps for them."""
+    """The state of one shard, the elements [offset, offset + count) of tensor ``index``, and its next step."""
 
     index: int
     offset: int
@@ -34,12 +34,12 @@ class Lane:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which a tensor's noise is made."""
+    """The precision in which a tensor's noise is computed."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def fresh_like(likes: Sequence[Tensor]) -> list[Tensor]:
-    """New tensors of these shapes and types on their device, those of one type one behind the other."""
+    """New tensors of these shapes and dtypes on their device; those of one dtype are contiguous in memory."""
     made: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(like.dtype for like in likes):
         alike = [k for k, like in enumerate(likes) if like.dtype is dtype]
@@ -55,7 +55,7 @@ def overlap(a: Lane, b: Lane) -> bool:
 
 
 def pack(lane: Lane) -> dict[str, Any]:
-    """A lane as it is saved."""
+    """A lane as a dict, for a checkpoint."""
     state = {name: rows.to("cpu", copy=True) for name, rows in lane.state.items()}
     return {
         "index": lane.index,

@@ -1,4 +1,4 @@
-"""Tree aggregation, as increments: row t is the noise of prefix t minus the noise of prefix t - 1."""
+"""The stream of tree aggregation: row t is the noise of prefix t minus the noise of prefix t - 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEVELS = 64
 
 
 def node(step: int, level: int) -> int:
-    """The number under which the source keeps the tree node of this level whose last leaf is ``step``."""
+    """The step number under which the source draws the node of this level whose last leaf is ``step``."""
     return step * _LEVELS + level
 
 
@@ -50,7 +50,7 @@ class TreeStream(ChunkedStream):
         return {"nodes": self._size.bit_length()}  # the estimates of the open prefix, by level
 
     def _turn(self, step: int) -> Turn | None:
-        if self._honaker:  # an estimate of several numbers
+        if self._honaker:  # an estimate combines several z
             return None
         leaf, levels = step % self._size, self._size.bit_length()
         top = completed_level(leaf, self._size, self._completion)
