@@ -40,8 +40,8 @@ class Noised(NamedTuple):
 
     step: int
     sums: dict[str, Tensor]
-    norms: Tensor  # of the contributions, which tell one batch from another
-    moved: Adaptive | AdaptiveOnDevice | None  # what an adaptive clip norm moves to
+    norms: Tensor  # of the contributions; they identify the batch
+    moved: Adaptive | AdaptiveOnDevice | None  # the next adaptive clip norm
     std: float  # of the noise
     raw_rows: dict[str, Tensor]  # the sums of lazy tables, whose noise is added later: never released as they are
 
@@ -53,10 +53,10 @@ class Placement:
     coordinate of every sum has the contributions of all processes, and its noise exactly once.
     """
 
-    waited_for = True  # False: a device whose results nobody asks for in a step
-    finishes = True  # whether a sum with its noise is what is released: add_up has nothing to do
+    waited_for = True  # False: a device that a step does not wait for
+    finishes = True  # whether a sum with its noise is final: add_up does nothing
     params: dict[str, Tensor]
-    index: dict[str, int]  # of the parameter's noise
+    index: dict[str, int]  # each parameter's number in the noise stream
 
     def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
         """The part of each sum whose noise is drawn here, and its offset in the whole flattened parameter."""
@@ -93,7 +93,7 @@ class Release(RunState):
         begun: dict[str, Tensor] = {}
         if self._first:
             captured = capture.check()
-            if contributions is not None and captured != contributions:  # a step is refused before its noise is drawn
+            if contributions is not None and captured != contributions:  # refuse the step before its noise is drawn
                 raise other_examples(step, captured, contributions)
             self.begin(step)
             begun = self._fresh(step, self._first)
@@ -130,8 +130,8 @@ class Release(RunState):
         if sums.keys() != self.placement.params.keys() or not all(map(is_, map(sums.get, begun), begun.values())):
             raise CaptureError("The clipped sum was not added to its noise: a defect of the capture. Nothing was released.")
         rows = {name: sums[name] for name in self.lazy} if self.lazy else {}
-        std = self._scale  # of this step, before an adaptive clip norm moves on
-        self.source.seen = None  # of a row that was drawn and not released
+        std = self._scale  # of this step, before the clip norm adapts
+        self.source.seen = None  # forget a row that was drawn and not released
         buffers = self._rounded(step, sums) if self._plan.certified and not begun else self._noised(step, sums, begun)
         moved = self._moved_clip(step, norms) if self._adapts else None
         return Noised(step, buffers, norms, moved, std, rows)
@@ -205,7 +205,7 @@ class Release(RunState):
         held, indices = [part for _, part, _ in own], [self.placement.index[name] for name, _, _ in own]
         rows = self.stream.rows(step, held, indices=indices, offsets=[offset for _, _, offset in own], scale=self._scale)
         drawn = {name: row for (name, _, _), row in zip(own, rows, strict=True)}
-        # In the parameters' order, whatever is held here: denoisers gather tensor by tensor, in all processes at once.
+        # In the parameters' order, in all processes: denoisers gather tensor by tensor.
         return {name: drawn[name] if name in drawn else torch.zeros_like(like) for name, like in likes.items()}
 
 

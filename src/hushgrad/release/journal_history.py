@@ -29,10 +29,10 @@ class JournalHistory:
     mark: int = 0
     bound: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    known: Known = field(default_factory=Known)  # by the folder
+    known: Known = field(default_factory=Known)  # what the folder knows
     _boot: str = ""
     _place: list[Any] | None = None
-    _told: bool = False  # the folder, of every frame
+    _told: bool = False  # whether the folder records every frame
 
     @classmethod
     def of(cls, frames: Frames) -> JournalHistory:
@@ -118,7 +118,7 @@ class JournalHistory:
     def _copied(self, path: str, *identity: int) -> str:
         """Refuse a copy of a journal whose original still exists; for a copy alone, return a note that it is one."""
         before, *last = self._place or [path, *identity]
-        if last == list(identity[: len(last)]):  # those of an earlier version know the number alone
+        if last == list(identity[: len(last)]):  # an earlier version stored the number alone
             return "" if self._told and self.known.length else self._forgotten()
         if _is_there(Path(before), last):
             raise ArgumentError(
@@ -149,5 +149,5 @@ def _is_there(path: Path, identity: list[int]) -> bool:
     try:
         with open(path, "rb") as file:
             return [os.fstat(file.fileno()).st_ino, born(file.fileno())][: len(identity)] == identity
-    except OSError:  # nobody can go on from what cannot be read
+    except OSError:  # an unreadable journal cannot be continued
         return False

@@ -78,12 +78,12 @@ class Place:
         others = set(self._names())
         try:
             self._about = struct.pack("<IIIQQ", *self._numbers(first), _start(), known.begun, known.flushed)
-            written = known.written if known.length == size else time.time_ns()  # nothing was, just now
+            written = known.written if known.length == size else time.time_ns()  # nothing was written now
             os.setxattr(self._folder, self._name, self._about + _GROWN(size, written))
             self.told = True
             for name in others - {self._name}:
                 os.removexattr(self._folder, name)
-        except (OSError, AttributeError):  # the disk or the system keeps no attributes
+        except (OSError, AttributeError):  # no extended attributes here
             self.told = False
 
     def grown(self, size: int) -> None:
@@ -97,7 +97,7 @@ class Place:
         except OSError as error:
             if error.errno in _GONE:
                 raise taken_over(self._folder) from None
-            self.told = False  # there was no room for it
+            self.told = False  # no room for the attribute
 
     def flushed(self, size: int, begun: int) -> None:
         """Record that all of these are on the disk; ``begun``: steps below it may be released now."""

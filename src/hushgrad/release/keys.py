@@ -37,7 +37,7 @@ _FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "w
 # A run's, a search's with its trials', a server's. Temporaries of these begin with a dot and the same name.
 _SECRETS = (KEY, "state.safetensors", "cohorts.safetensors", "journal", "shard-")
 _HOMES = ("checkpoint", "search")
-_FINISHED = ("guarantee.json", "tuning.json", "settled.json")  # what marks a folder whose run never goes on
+_FINISHED = ("guarantee.json", "tuning.json", "settled.json")  # mark a folder whose run is over
 
 
 class RunKey:
@@ -59,7 +59,7 @@ class RunKey:
             raise ArgumentError(f"Expected key to be {_BYTES} bytes. secrets.token_bytes({_BYTES}) makes one.")
         self._secret = secret
         self.reproducible = reproducible
-        self.fresh = fresh  # drawn just now, so nothing can depend on it yet
+        self.fresh = fresh  # just drawn, so nothing can depend on it yet
         self.taken, self._process = False, os.getpid()
 
     @classmethod
@@ -194,10 +194,10 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = _check.parsed(path.read_text())
         whole = set(content) == set(_FIELDS) and all(isinstance(content[name], kind) for name, kind in _FIELDS.items())
-        whole = whole and bytes.fromhex(content["key"]).hex() == content["key"]  # the very letters that were written
+        whole = whole and bytes.fromhex(content["key"]).hex() == content["key"]  # the exact letters that were written
         if whole and (content["wrapped"] or len(content["key"]) == 2 * _BYTES):
             return dict(content)
-    except (ValueError, TypeError):  # not even the reason is told: it may quote the file
+    except (ValueError, TypeError):  # without the reason, which may quote the file
         raise _damaged(path) from None
     raise _damaged(path)
 
@@ -235,7 +235,7 @@ def destroy(folder: str | os.PathLike[str]) -> None:
     """Erase every secret of a run, a search or a server; what may be published stays."""
     root = Path(folder)
     erase(secrets_in(root))
-    for home in _homes(root):  # of a search all is secret: K, the losers and their scores
+    for home in _homes(root):  # everything of a search is secret: K, the losers and their scores
         shutil.rmtree(home)
 
 
@@ -249,7 +249,7 @@ def finish(folder: str | os.PathLike[str]) -> bool:
         return False
     try:
         owner = Owner(root)
-    except ArgumentError:  # the run is alive and about to do it
+    except ArgumentError:  # the run is alive and will do it
         return False
     destroy(root)
     owner.release()

@@ -66,11 +66,11 @@ class LazyTable:
     param: Tensor
     index: int  # of its noise
     optimizer: Optimizer
-    place: int  # of its group there, which a loaded state keeps; the group itself is replaced
+    place: int  # of its group in the optimizer, stable when a state is loaded; the group itself is replaced
     source: Callable[[], Source]
     reads: Callable[[tuple[Any, ...], Mapping[str, Any]], Tensor | None]
     owed: Tensor  # (rows,) float64: the variance; a sum of positive terms, so no digit cancels
-    tables: LazyTables  # all of the run
+    tables: LazyTables  # all tables of the run
     step: int = 0  # the last completed one
 
     def hooks(self, module: nn.Module) -> list[Any]:
@@ -79,13 +79,13 @@ class LazyTable:
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward, with_kwargs=True),
             module.register_state_dict_pre_hook(self._before_state),
-            module.register_state_dict_post_hook(partial(self._after_state)),  # torch writes on what it is given
-            module.register_load_state_dict_pre_hook(self._before_state),  # what is owed belongs to the values that go
+            module.register_state_dict_post_hook(partial(self._after_state)),  # torch modifies the returned state
+            module.register_load_state_dict_pre_hook(self._before_state),  # owed noise belongs to the values that are replaced
         ]
 
-    # Methods, not closures, which copy.deepcopy would share: then a copied model would settle the table of the original.
+    # Methods, not closures: copy.deepcopy would share a closure, and a copied model would settle the original's table.
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with unwatched():  # what a row owes is not the model's doing
+        with unwatched():  # adding owed noise is not part of the model's forward
             if self.tables.in_step():
                 self.settle(self.reads(args, kwargs))
             else:
@@ -135,7 +135,7 @@ class LazyTable:
         """Do the optimizer's ``step``: touched rows move now, and all rows owe noise of standard deviation ``std``."""
         rate = float(self.group["lr"])
         self.step = step
-        self.owed.add_((rate * std) ** 2)  # first: an interruption between the two must not lose noise
+        self.owed.add_((rate * std) ** 2)  # first: an interruption must not lose noise
         self.param.data.add_(raw_sum, alpha=self._direction * rate)
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class LazyTable:
         self._pay(self.owed.nonzero().squeeze(1))
 
     def _pay(self, rows: Tensor) -> None:
-        weight = self.param.data  # not a new version for autograd: rows that a pending backward has read do not change
+        weight = self.param.data  # without a new version: rows that a pending backward has read do not change
         for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
             z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
             z.mul_(self.owed[some].sqrt_().to(z.dtype).unsqueeze(1))

@@ -32,7 +32,7 @@ __all__ = ["LOCK", "Owner", "boot_identity", "forked", "locked", "taken_over"]
 
 LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
-_ITSELF = getattr(os, "O_NOFOLLOW", 0)  # a link in its place leads to a file that would be written over
+_ITSELF = getattr(os, "O_NOFOLLOW", 0)  # do not follow a link and overwrite its target
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
 _here: WeakValueDictionary[str, Owner] = WeakValueDictionary()
@@ -69,10 +69,10 @@ class Owner:
 
     def __init__(self, folder: str | os.PathLike[str], *, take_over: bool = False, newest: bool = False) -> None:
         self._path = Path(folder).resolve() / LOCK
-        self._place = str(self._path)  # asked for at every step
+        self._place = str(self._path)  # used at every step
         self._token, self._process = secrets.token_hex(8), os.getpid()
         self._file: int | None = None
-        self._number = 0, 0  # of that file's disk, and on it
+        self._number = 0, 0  # device and inode of that file
         self._lent: list[Callable[[], None]] = []
         self._ends = threading.Event()
         self._lease = False
@@ -143,7 +143,7 @@ class Owner:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | _ITSELF, 0o600)
             try:
                 taken = locked(file)
-                if taken and self._read().get("lease"):  # of a host that sees the same disk and has no locks there
+                if taken and self._read().get("lease"):  # by a host that shares the disk but has no locks there
                     self._require_no_lease(take_over)
             except BaseException:
                 os.close(file)
@@ -157,7 +157,7 @@ class Owner:
             about = os.fstat(file)
             self._number = about.st_dev, about.st_ino
             self._file = file
-            if self.held:  # else its last owner removed it between the two lines
+            if self.held:  # otherwise its last owner removed it in between
                 break
             os.close(file)
             self._file = None
@@ -177,7 +177,7 @@ class Owner:
         temporary = self._path.with_name(f"{LOCK}.{self._token}")
         temporary.write_bytes(self._words())
         os.replace(temporary, self._path)
-        time.sleep(0.05)  # of two that take it in the same instant, the last to write has it
+        time.sleep(0.05)  # if two take it at once, the last writer wins
         self._file = os.open(self._path, os.O_RDONLY)
         self.require()
         threading.Thread(target=self._beats, daemon=True, name="hushgrad lease").start()
@@ -195,7 +195,7 @@ class Owner:
     def _read(self) -> dict[str, Any]:
         try:
             content = _check.parsed(self._path.read_text())
-        except (OSError, ValueError):  # not there, or in the middle of being written: nobody is named
+        except (OSError, ValueError):  # missing or half-written: no owner to name
             return {}
         return content if isinstance(content, dict) else {}
 

@@ -31,7 +31,7 @@ def run_passes(release: Release, capture: Capture, closure: Closure | None, anno
                 "function and call optimizer.step(closure)."
             )
         return None
-    capture.discard()  # a closure does all of the step's passes; what was run before it is not part of them
+    capture.discard()  # the closure does all of the step's passes; earlier ones do not count
     if probes == _HERE:
         announce()
         with torch.enable_grad():
@@ -53,7 +53,7 @@ def _at(probe: Probe, release: Release, capture: Capture, closure: Closure, anno
             announce()
             return closure()
     finally:
-        if shift:  # copied back: w + s - s is not w in floating point. In one call, within which no interrupt comes
+        if shift:  # copied back: w + s - s is not w in floating point. One call, so that no interrupt comes in between
             torch._foreach_copy_(here, kept)
         with torch.no_grad():
             place.moved(capture.model)

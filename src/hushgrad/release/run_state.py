@@ -30,10 +30,10 @@ class RunState:
 
     def __init__(self, plan: Plan, placement: Whole, key: RunKey, *, witnessed: bool = False) -> None:
         self._plan, self.placement = plan, placement
-        self.lazy: frozenset[str] = frozenset()  # tables whose noise is added where they are read, not here
-        self._hashes = witnessed and placement.finishes  # what is released is hashed as soon as it has its noise
-        self.noted: Callable[[], bytes] | None = None  # of what else was released since the last step
-        self._first: list[str] | None = None  # sums whose noise is drawn first, as soon as it is known which
+        self.lazy: frozenset[str] = frozenset()  # tables whose noise is added when they are read
+        self._hashes = witnessed and placement.finishes  # whether releases are hashed as soon as they have their noise
+        self.noted: Callable[[], bytes] | None = None  # a digest of what else was released since the last step
+        self._first: list[str] | None = None  # sums whose noise is drawn first; None: not yet known
         self._filter_state: dict[str, Any] = {}
         self.use_clip(plan.clip)
         self.use_key(key)
@@ -59,7 +59,7 @@ class RunState:
         multiplier = self._plan.noise_multiplier or 0.0
         adaptive = clip.options if isinstance(clip, AdaptiveOnDevice) else clip
         if isinstance(adaptive, Adaptive):
-            multiplier = adaptive.gradient_noise(multiplier)  # the rest of the budget goes to the count
+            multiplier = adaptive.gradient_noise(multiplier)  # the count gets the rest of the budget
         self._adapts = isinstance(adaptive, Adaptive)
         self.live_clip, self.clip_norm = clip, clip.sensitivity(Relation.ADD_REMOVE)
         self._scale = multiplier * self.clip_norm / self._plan.batch_size
@@ -106,12 +106,12 @@ class RunState:
         clip = self.live_clip
         assert isinstance(clip, (Adaptive, AdaptiveOnDevice))
         options, norm = (clip.options, clip.norm) if isinstance(clip, AdaptiveOnDevice) else (clip, None)
-        index = len(self.placement.params)  # that no tensor has
+        index = len(self.placement.params)  # no tensor has this number
 
         def noise(count: Tensor) -> None:
             self.source.z(step, index, count, out=count, scale=options.count_noise or 0.0)
 
-        if norm is not None or not self.placement.waited_for:  # it stays on the device
+        if norm is not None or not self.placement.waited_for:  # keep it on the device
             return options.counted_there(norms, noise, norm)
         count = torch.tensor([options.raw_count(norms)], dtype=torch.float64)
         self.placement.world.add_up([count])
@@ -132,7 +132,7 @@ class RunState:
         if self._ahead:
             self._start()
             self.replay(step)
-            self._ahead = False  # last: whoever is interrupted here begins again
+            self._ahead = False  # last: after an interrupt this is repeated
 
     def replay(self, steps: int) -> None:
         """Draw the first ``steps`` rows again and drop them: the stream's state is a function of its key."""

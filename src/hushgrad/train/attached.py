@@ -42,7 +42,7 @@ from hushgrad.train.saving import Saving
 
 __all__ = ["Attached"]
 
-_OF_A_USER = 16  # examples that a user is taken to have where formulas are chosen
+_OF_A_USER = 16  # examples assumed for a user when formulas are chosen
 
 
 class Attached(Saving):
@@ -77,8 +77,8 @@ class Attached(Saving):
                 require_double(device, "certified sums")
         self._own = InvariantSizes.of(model, certified=plan.certified)
         certificate = Certificate(plan.capacity, plan.capacity // self._world.size) if plan.certified else None
-        # Formulas are chosen by a public number of examples. How many a batch of users has is not public: a guess costs time where it is
-        # wrong, and nothing else.
+        # Formulas are chosen by a public number of examples. How many a batch of users has is not public; a wrong guess only costs
+        # time.
         each = plan.augmentations * (_OF_A_USER if plan.unit == "user" else 1)
         self._usual = ceil(plan.batch_size * each / self._world.size)
         self._capture = Capture(
@@ -122,7 +122,7 @@ class Attached(Saving):
         self._guard.attach()
         try:
             self._attach(check_isolation, lazy_tables)
-        except BaseException:  # a model that was refused is as it was
+        except BaseException:  # a refused model is restored
             self.detach()
             raise
         self._key.taken = True
@@ -132,7 +132,7 @@ class Attached(Saving):
         self._guard.released.renew()
         if self._world.size > 1:
             self._before_pass.append(lambda _: self._world.require_joined())
-        # Before the capture's own hooks, which then see the check's passes from their beginning and leave them out.
+        # Before the capture's own hooks, which then see the check's passes from the start and ignore them.
         if check_isolation and self.placement.in_parts:
             gate = CheckedTogether(self.model, self._world, self._capture)
             self._handles.append(gate)

@@ -41,7 +41,7 @@ class BatchInvariance:
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._passed or self._rows < ROWS or self._capture.aside or not torch.is_grad_enabled():
             return
-        self._passed = True  # the check's own passes come by here
+        self._passed = True  # set first: the check's own passes come through here
         try:
             with self._capture.pause():
                 require_batch_invariance(model, *args, named=kwargs, rows=self._rows)

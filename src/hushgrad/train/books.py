@@ -26,11 +26,11 @@ class Books(Room):
 
     def __init__(self, plan: Plan, run: str, *, prior: Ledger | None = None, max_epsilon: float | None = None) -> None:
         self.plan, self.run, self.prior = plan, run, Ledger() if prior is None else _check.instance(Ledger, prior=prior)
-        self.content = ""  # a digest of what was released so far
+        self.content = ""  # a digest of everything released so far
         self.issued = self.foreign = 0
         self.taken = 0  # all steps charged so far: the number of the next one
         self.declared: Participation | None = None
-        self.broken = ""  # how the batches broke the sampler's promise, or the model its examples' isolation, if they did
+        self.broken = ""  # how the batches broke the sampler's promise, or the model mixed examples; empty: neither
         self._step = plan.event(1)
         self._composes = plan.event() == self._step * plan.steps
         if any(run in (entry.run, entry.stream) for entry in self.prior):
@@ -44,7 +44,7 @@ class Books(Room):
         _check.instance(Participation, participation=participation)
         if self.issued:
             raise ArgumentError("Expected declare() before any batch of the run's own loader: its batches are accounted already.")
-        self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()
+        self.plan.noise.event(1.0, participation, self.plan.steps)  # raises NoTheorem now rather than in spent()
         self.declared = participation
         if self.max_epsilon is not None:
             self.limit = self._affordable(self.max_epsilon)
@@ -83,7 +83,7 @@ class Books(Room):
 
         if fits(self.plan.steps):
             return self.plan.steps
-        low, high = 0, self.plan.steps  # fits(high) is false; fits(0) is not asked: no step needs no room
+        low, high = 0, self.plan.steps  # fits(high) is false; fits(0) is not evaluated: no steps always fit
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)

@@ -52,7 +52,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         # JSON has no NaN: a loss that has diverged is null.
         finite = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in shown.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._file.flush()  # a run that is killed keeps the lines of all steps up to its last checkpoint
+        self._file.flush()  # a killed run keeps the lines of all steps up to its last checkpoint
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:

@@ -172,13 +172,13 @@ class Checkpoint:
         }
         if private.spread:
             tree = self._with_shards(tree)
-        private.journal.flush()  # a machine that stops now must not leave a state that is ahead of its journal
+        private.journal.flush()  # after a crash the state must not be ahead of its journal
         if self._world.rank == 0:
             with replacing(self.directory / _STATE) as temporary:
                 write_tree(temporary, tree)
             self._shards.remove_others(tree.get("shards", []))
         if private.spread:
-            self._world.total(0)  # nobody goes on before the checkpoint is complete
+            self._world.total(0)  # a barrier: no process continues before the checkpoint is complete
 
     def destroy(self) -> None:
         """Call when the run is finished: erases key, journal and state, so that nobody can subtract its noise any more."""

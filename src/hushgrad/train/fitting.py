@@ -177,7 +177,7 @@ class Passes:
     def __init__(self, private: Private, loss_fn: LossFunction, size: int | None) -> None:
         self._private, self._model, self._size = private, private.model, size
         self._loss_fn, self._loss = loss_fn, private.loss(loss_fn)
-        self._by_outputs: bool | None = None  # not known before the first pass
+        self._by_outputs: bool | None = None  # None before the first pass
         self._device = next(self._model.parameters()).device
         self.examples = 0
         self.raw_loss: list[tuple[Tensor, int]] = []

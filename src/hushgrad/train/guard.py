@@ -36,7 +36,7 @@ _private: WeakSet[Optimizer] = WeakSet()
 _checking: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()
 
-# Walking through a large model in every step is slow, so torch says when a module, a parameter or a buffer was registered anywhere.
+# Walking through a large model in every step is slow, so torch reports when a module, parameter or buffer is registered anywhere.
 _registrations, _changes = 0, count(1)
 
 
@@ -70,7 +70,7 @@ def _steps(optimizer: Optimizer, *_: object) -> None:
                 run.journal.vouched(_OTHER)
 
 
-register_optimizer_step_pre_hook(_steps)  # one for all runs: a private step passes it in a line
+register_optimizer_step_pre_hook(_steps)  # one for all runs; cheap for a private step
 
 
 def checks(optimizer: Optimizer) -> None:
@@ -104,7 +104,7 @@ def _require_plain(model: nn.Module, optimizer: Optimizer) -> None:
             "not to be Opacus'",
             "Pass the module inside of it, made anew: nothing is wrapped here.",
         )
-    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # its own __init__ does not call torch's
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # its __init__ does not call torch's
         remedy = "Pass the optimizer inside of it: torch.optim.SGD(model.parameters(), ...), for instance."
         _check.fail(
             "optimizer", type(optimizer).__name__, "to have the hooks of torch's optimizers, not to be wrapped around one", remedy
@@ -180,7 +180,7 @@ class Guard:
             )
         _private.add(self._optimizer)
         _captured.add(self._model)
-        # Then a GradScaler leaves the division to the step, which refuses it; else it looks for gradients, and finds none.
+        # A GradScaler then leaves the division to the step, which refuses it; otherwise it would look for gradients and find none.
         own = vars(self._optimizer)
         self._kept = {_DIVIDES: own[_DIVIDES]} if _DIVIDES in own else {}
         own[_DIVIDES] = True
@@ -220,7 +220,7 @@ class Guard:
                 )
         if self._due or self.released.seen:
             self.released.check(values=self._due)
-        self._checks += 1  # last: a check that was cut off is due once more, with the marks of its batch
+        self._checks += 1  # last: an interrupted check is due again, with the same marks
         self._due = (self._checks + 1) & self._checks == 0  # at steps 1, 2, 4, 8 and so on
 
     def _refuse_scale(self) -> NoReturn:

@@ -22,12 +22,12 @@ from hushgrad.sampling.batch_sizes import Sizes
 
 __all__ = ["InvariantSizes", "OneLength"]
 
-_WIDE = 256  # wider layers are looked at as if they were so wide
+_WIDE = 256  # wider layers are tested as if they had this width
 _NARROW = 16  # inputs, see _often_moves
 _REFERENCE = 128  # rows
 _MULTIPLES = (4, 8, 16)
-_FEW = 3  # rows that are taken for others than more rows without looking: convolutions and recurrent layers are not looked at
-_NUMBERS = 16  # of a row, over all draws of a shape, that are looked at
+_FEW = 3  # so few rows always count as different: convolutions and recurrent layers are not tested
+_NUMBERS = 16  # of a row, over all draws of a shape, that are compared
 _ANY = 2**31
 _PLACES = (
     "On this machine a row of a narrow layer of this model has other last bits at another place in its batch, so that a record may move "
@@ -135,7 +135,7 @@ def _often_moves(outputs: int, inputs: int) -> bool:
 
 def _shape(p: Tensor) -> tuple[int, int, torch.dtype]:
     outputs, inputs = p.shape[0], p.shape[1:].numel()
-    return min(outputs, _WIDE + outputs % 4), min(inputs, _WIDE + inputs % 4), p.dtype  # kernels follow the rest by 4
+    return min(outputs, _WIDE + outputs % 4), min(inputs, _WIDE + inputs % 4), p.dtype  # kernels depend on the size modulo 4
 
 
 @cache

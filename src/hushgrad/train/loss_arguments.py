@@ -93,7 +93,7 @@ def _mean_of_each(losses: Tensor) -> Tensor:
 
 def ordinary(data: Any, losses: Tensor) -> Tensor:
     """Which examples have only finite numbers in their rows. For the others there is no mean to compare."""
-    made = ~losses.detach().isinf()  # NaN of rows that are numbers may well be the mean over none of them
+    made = ~losses.detach().isinf()  # NaN from finite rows may be a mean over nothing
     for t in leaves(data):
         finite = t.detach().isfinite()
         made = made & (finite.flatten(1).all(1) if t.dim() > 1 else finite)

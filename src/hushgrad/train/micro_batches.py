@@ -33,21 +33,21 @@ class Parts:
     def clear(self) -> None:
         """Called when a whole batch is handed out: it has no parts yet."""
         self.any = False
-        self.listed = False  # some part waited while the next one was cut
+        self.listed = False  # whether a part waited while the next one was cut
         self._cut = 0
-        self._waiting: dict[int, Batch] = {}  # parts that were not passed yet; those that were may go, with their memory
-        self._at: dict[_Place, tuple[ReferenceType[Tensor], int]] = {}  # whose tensor it is, as long as that is alive
-        self._passed = True  # the part that was cut last, or there is none
+        self._waiting: dict[int, Batch] = {}  # parts that were not run yet; others may be freed
+        self._at: dict[_Place, tuple[ReferenceType[Tensor], int]] = {}  # the part that owns the tensor, while it is alive
+        self._passed = True  # whether the part that was cut last was run
 
     def issued(self, part: Batch) -> None:
         """Called when the loader hands out a part of a batch; from the first one of a run on, the model's passes are watched."""
         if part.part == 0:
             self.clear()
-        if self._handle is None:  # before the capture's own hook: it says which part is passed
+        if self._handle is None:  # before the capture's own hook, which needs to know the part
             hook = _Hook(self._model, self._enter)
             self._handle = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
         self.listed = self.listed or not self._passed
-        if not self.listed:  # those that were passed are mostly gone
+        if not self.listed:  # parts that were run are mostly freed
             self._at = {place: known for place, known in self._at.items() if known[0]() is not None}
         self._waiting[self._cut] = part
         self._at |= {_place(leaf): (ref(leaf), self._cut) for leaf in tensors_in(part) if leaf.numel()}
@@ -68,7 +68,7 @@ class Parts:
             self._waiting.clear()
             return
         if not own:
-            return  # an evaluation on other data; or a part that was changed, which is then missing
+            return  # an evaluation on other data; or a changed part, which will be missing
         if len(own) > 1 or not own <= self._waiting.keys():
             raise CaptureError(
                 "A micro-batch was passed twice in one step, or two in one pass. Pass each part of batch.split(size) exactly once."

@@ -124,7 +124,7 @@ class Private(Attached):
         if self._books.declared is not None:
             raise ArgumentError("Expected no loader: declare() stated that this run's batches come from elsewhere.")
         if (groups is None) == (self.plan.unit == "user"):
-            given = "None" if groups is None else "the owner of each example"  # whose names are no part of an error
+            given = "None" if groups is None else "the owner of each example"  # an error must not show their names
             raise ArgumentError(
                 f'Expected groups={given} to fit the plan\'s unit={self.plan.unit!r}. Give groups= with unit="user", and only then.'
             )
@@ -133,7 +133,7 @@ class Private(Attached):
             _check.fail("dataset", type(dataset).__name__, "to have len() and [i]", remedy)
         refuse_options(dataloader_options)
         units: list[int] = []
-        # Else torch would draw its workers' first seed from its own generator, which a resumed run must find as it was.
+        # Otherwise torch draws its workers' seed from its own generator, whose state a resumed run must reproduce.
         dataloader_options.setdefault("generator", torch.Generator())
         made = sampling.loader(
             dataset,
@@ -151,7 +151,7 @@ class Private(Attached):
             fixed=self.plan.pad_to,
             **dataloader_options,
         )
-        self._contract.require(dataset, groups, identity, self._key, self._journal)  # after all that may refuse them
+        self._contract.require(dataset, groups, identity, self._key, self._journal)  # after everything that may refuse them
         self._attendance = self._attendance or Attendance(self.plan.participation, units=units[0])
         self._dim, made.finished = made.hands.dim, not len(made) and self.steps == self._resumed
         if not made.hands.keeps_apart():
@@ -219,7 +219,7 @@ class Private(Attached):
             loss_fn: as for :func:`hushgrad.train.fit`.
             options: those of :func:`hushgrad.audit.audit_run`, and ``groups``, ``build``, ``whole``, ``loader_options``.
         """
-        # The auditor stands above this room and is called by name: nothing here depends on it.
+        # The audit package is above this one, so it is imported by name: nothing here depends on it.
         return import_module("hushgrad.audit.deep_audit").audit_private(
             self, dataset, loss_fn, {"loss_reduction": self._capture.loss_reduction, **self._asked}, **options
         )
@@ -254,7 +254,7 @@ class Private(Attached):
         """Norms of the last step's per-example gradients before clipping. Sensitive: not covered by the guarantee."""
         if self._raw_norms.is_cpu or any(p.dtype is torch.float64 for p in self._params.values()):
             return self._raw_norms
-        return self._raw_norms.float()  # on a device they are kept as they were taken
+        return self._raw_norms.float()  # on a device they are stored unconverted
 
     @property
     def raw_loss(self) -> Any:

@@ -58,7 +58,7 @@ def _cut(size: int, stride: int, count: int, step: int) -> Iterator[_Dims]:
 
 
 def _is_one_row(others: _Dims, start: int, step: int, count: int) -> bool:
-    """Whether these dimensions stay, from ``start`` on, in row 0 of rows that are ``step`` apart: within a step, or whole rounds further."""
+    """Whether these dimensions stay, from ``start`` on, in row 0 of rows that are ``step`` apart: within a step, or whole rounds on."""
     inner = [(size, stride) for size, stride in others if stride < step]
     outer = [stride for _, stride in others if stride >= step]
     return (

@@ -26,7 +26,7 @@ class Saving(Stepping):
     """A run that can be interrupted and continued, bit for bit, under the same plan and the same key."""
 
     _key: RunKey
-    _resumed: int | None = None  # how many steps a state that was loaded had taken
+    _resumed: int | None = None  # the number of steps of the loaded state
 
     def state_dict(self, *, with_key: bool = False) -> dict[str, Any]:
         """Everything that a resumed run needs besides the model's and the optimizer's own state.
@@ -54,7 +54,9 @@ class Saving(Stepping):
         }
         if not with_key:
             return state
-        noise = {} if self._world.size > 1 else {"noise": self.noise_state()}  # one process has a part of it: it is drawn again
+        noise = (
+            {} if self._world.size > 1 else {"noise": self.noise_state()}
+        )  # each process has only a part of it: it is drawn again
         return {**state, **noise, "key": self._key.secret}
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -83,11 +85,9 @@ class Saving(Stepping):
         another key: steps after the last checkpoint may have been released, and would be repeated with fresh noise.
         """
         self.require_resumable(state)
-        if (
-            not self._journal.durable and self._world.rank == 0
-        ):  # a journal sees what comes out differently; that of all is in one process
+        if not self._journal.durable and self._world.rank == 0:  # a journal detects different results; one process has it
             self._require_threads(state)
-        self.settle()  # a run that goes back must not drop what it owes
+        self.settle()  # going back must not drop noise that is owed
         self.losses.vouched = bool(state.get("loss_vouched", True))
         self.losses.rounded = bool(state.get("loss_rounded", False))
         self.losses.handed.prepared = bool(state.get("batches_prepared", True))
@@ -140,7 +140,7 @@ class Saving(Stepping):
             return
         if self.steps:
             raise ArgumentError(f"Expected a run without steps to adopt a key, got one at step {self.steps}.")
-        self._key, self._journal = key, Journal(key, notes=())  # whether it was given is in the interrupted run's journal
+        self._key, self._journal = key, Journal(key, notes=())  # the interrupted run's journal knows whether the user gave it
         self._books.run = key.run_name()
         self._release.use_key(key)
 

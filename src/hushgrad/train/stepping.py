@@ -52,12 +52,12 @@ class Issued(NamedTuple):
 
     examples: int
     units: Tensor | None
-    padding: int  # examples at the end that fill it up and do not count
+    padding: int  # examples at the end that are padding
     records: np.ndarray | None  # who takes part, in every process
     counted: int  # examples that do count
-    contributions: int  # gradients that will be clipped: one for each of them, or for each unit
+    contributions: int  # how many gradients will be clipped: one for each example, or each unit
     smallest: Smallest | None  # None: all examples are of one size
-    cut: int | None = None  # it is no micro-batch
+    cut: int | None = None  # None: not a micro-batch
 
 
 class Stepping:
@@ -83,8 +83,8 @@ class Stepping:
     _length: OneLength
     _parts: Parts
     _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none
-    _before_pass: list[Callable[[int], None]]  # what is done before a pass over so many examples
-    _checks: list[Callable[[], None]]  # what is asked before a step
+    _before_pass: list[Callable[[int], None]]  # called before a pass over so many examples
+    _checks: list[Callable[[], None]]  # called before a step
     _averaged: Averaged | None
     _attendance: Attendance | None
     _issued: Issued | None
@@ -142,7 +142,7 @@ class Stepping:
             self._own.require_threads()
         if not self._contract.is_read:
             self._contract.read()
-        self._capture.discard()  # first: it gives back what a pass that was interrupted has turned off
+        self._capture.discard()  # first: restores what an interrupted pass has switched off
         self._guard.before()
         counted = batch.examples - batch.padding
         contributions = counted if batch.units is None else len(torch.unique(batch.units[:counted]))
@@ -159,7 +159,7 @@ class Stepping:
                 "Expected private.split(batch, size): with fully_shard all processes must run equally many parts."
             )
         self._parts.issued(part)
-        self._capture.fold_with(self._release.live_clip)  # clipped as they come, and their activations released
+        self._capture.fold_with(self._release.live_clip)  # clipped one by one, and their activations freed
 
     def _announce(self, batch: Batch | Issued) -> None:
         usual = self._usual if batch.cut is None else min(self._usual, batch.cut)
@@ -183,20 +183,20 @@ class Stepping:
             with self._together():
                 step = self._check_passes(closure, kwargs)
                 self._journal.begin(step)
-            self._release_gradient(step)  # the capture forgets what it has handed over
+            self._release_gradient(step)  # the capture has forgotten its passes
         except BaseException as error:
             self._world.part_by(error)
             self._capture.discard()
             if self._attendance is not None:
-                self._attendance.noted.pop(self._books.taken, None)  # of a step that was not charged
-            self._announce_whole()  # the passes may be run again
+                self._attendance.noted.pop(self._books.taken, None)  # the step was not charged
+            self._announce_whole()  # so the passes may be run again
             raise
-        # A closure that stayed in the arguments would run after this hook, and its raw gradients would be stepped on.
+        # If the closure stayed in the arguments, it would run after this hook, and the optimizer would use its raw gradients.
         return args[:1], {}
 
     def _check_passes(self, closure: Closure | None, options: dict[str, Any]) -> int:
         """Refuse whatever may be refused before the step's noise is drawn and anything is sent; returns the step's number."""
-        if self._capture.not_isolated:  # for good, also if the proof's own error was caught
+        if self._capture.not_isolated:  # for good, even if the proof's own error was caught
             self._look_back()
             raise NotIsolated(self._capture.not_isolated)
         if torch.get_num_threads() != self._own.threads:
@@ -206,7 +206,7 @@ class Stepping:
         if closure is not None or self.plan.denoise is not None:
             self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole)
         if self.placement.in_parts:
-            self.placement.moved(self.model)  # an evaluation may have left it otherwise
+            self.placement.moved(self.model)  # an evaluation may have changed it
         self._guard.check(options)
         for check in self._checks:
             check()
@@ -255,7 +255,7 @@ class Stepping:
                     raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")
                 if book is not None and records is not None and book.asks:
                     book.require(step, records)
-                if witness is None:  # nothing is compared without a journal on disk, and a device is not waited for
+                if witness is None:  # without a journal on disk nothing is compared, and no device is synchronised
                     self._later.add(step, noised.norms)
                 else:
                     found = int.from_bytes(witness[:6], "little")

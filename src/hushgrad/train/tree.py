@@ -95,7 +95,7 @@ def understood(path: Path) -> Iterator[None]:
     except (HushgradError, torch.distributed.DistError):  # refused already, or another process's fault
         raise
     except (*_MISFITS, SafetensorError) as error:
-        # Not its words: they may quote the state, which holds noise.
+        # Without its message, which may quote the state, which holds noise.
         raise ArgumentError(
             f"Expected {path.name} to hold the state of this run; what is in it does not fit ({type(error).__name__}). "
             "Use a copy, or start a new run."

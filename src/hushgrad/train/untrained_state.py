@@ -52,7 +52,7 @@ class Released:
 
     def __init__(self, model: nn.Module, trainable: dict[str, Tensor]) -> None:
         self._model, self._trainable = model, trainable
-        self.moves = False  # other things than a step may move the parameters (lazy tables)
+        self.moves = False  # whether something other than a step changes parameters (lazy tables)
         self.renew()
 
     def renew(self) -> None:
