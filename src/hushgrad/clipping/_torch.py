@@ -50,6 +50,7 @@ __all__ = [
     "push_packing",
     "refuse_tracing",
     "retains",
+    "returned_to_shards",
     "rows_listed",
     "saved",
     "set_grad",
@@ -273,6 +274,27 @@ def left_alone() -> None:
 def memory_of(tensor: Tensor) -> int:
     """Identifies a tensor's memory while it lives, also for tensors without an address: sharded, quantised or fake ones."""
     return tensor.untyped_storage()._cdata
+
+
+def returned_to_shards(model: nn.Module) -> None:
+    """Return every unit of ``fully_shard`` to its shards, also one whose pass was interrupted.
+
+    FSDP takes such a unit for one that still runs its forward, and keeps its gathered weights: they would be used in the next pass.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            for each in (state, *_groups_of(state)):
+                each._training_state = type(each._training_state).IDLE
+            module.reshard()
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """A unit's groups of parameters: several in later versions of torch."""
+    several = vars(state).get("_fsdp_param_groups")
+    return [group for group in (several if several is not None else [state._fsdp_param_group]) if group is not None]
 
 
 def rows_listed(node: Node) -> tuple[Tensor, Sequence[int]] | None:

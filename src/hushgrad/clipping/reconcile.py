@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
+    from hushgrad.clipping.collecting import Batch
     from hushgrad.clipping.tape import Tape
 
 __all__ = ["problem_of"]
@@ -46,16 +47,24 @@ def _changed(params: Params, frozen: Sequence[tuple[str, nn.Parameter]]) -> str 
 
 
 def _unseen(tape: Tape, params: Params) -> str | None:
-    for batch in tape.batches:
-        if not batch.calls or not batch.examples:
-            continue
-        missing = params.keys() - {name for call in batch.calls for name in call.site.full.values()} - batch.routed
+    passes = [batch for batch in tape.batches if batch.calls and batch.examples]
+    for missing in (_missing(batch, params) for batch in passes):
+        if missing and not _missing(passes[-1], params):  # a later pass reached all: it may be the same one, repeated
+            return (
+                f"{_list(missing)} got no gradient in a pass before the last one. If that pass was interrupted (Ctrl-C), ask for a new "
+                "private.loader(), which deals this batch again; otherwise freeze what the loss does not use (requires_grad_(False)), or "
+                'say unused="zero".'
+            )
         if missing:
             return (
-                f"{_list(missing)} got no gradient in this pass. Freeze what the loss does not use "
-                '(requires_grad_(False)), or say Capture(..., unused="zero").'
+                f"{_list(missing)} got no gradient in this pass. Freeze what the loss does not use (requires_grad_(False)), or say "
+                'Capture(..., unused="zero"); after an interrupted pass (Ctrl-C), ask for a new private.loader().'
             )
     return None
+
+
+def _missing(batch: Batch, params: Params) -> Collection[str]:
+    return params.keys() - {name for call in batch.calls for name in call.site.full.values()} - batch.routed
 
 
 def _ambiguous(tape: Tape) -> str | None:

@@ -113,7 +113,7 @@ class Root(Passes):
                 if here is not None:
                     here.leave()
             self.running.clear()
-            self._tape.calls = None
+            self._tape.calls, self._tape.entered_again = None, False
 
     # A pass begins -------------------------------------------------------------------------------------------------------
 
@@ -123,6 +123,7 @@ class Root(Passes):
         tape, proving = self._tape, self._trials.runs is not None
         if tape.silent or module is not self.model or tape.calls is not None or not torch.is_grad_enabled():
             self.running.append(_aside() if module is self.model and proving else None)
+            tape.entered_again = tape.entered_again or (tape.calls is not None and module is self.model and not proving)
             return
         if proving:
             examples, structure = self._trials.of

@@ -14,7 +14,7 @@ import torch
 
 from hushgrad.clipping.collecting import Batch, Batches
 from hushgrad.clipping.grad_scaler import SCALED
-from hushgrad.clipping.proof.messages import differentiated
+from hushgrad.clipping.proof.messages import INTERRUPTED, differentiated
 from hushgrad.clipping.proof.structure import NATIVE
 from hushgrad.errors import CaptureError
 
@@ -26,6 +26,8 @@ __all__ = ["Tape"]
 
 class Tape(Batches):
     """The live record of everything between two collects."""
+
+    entered_again = False  # the model was called before an earlier call of it had ended
 
     def __reduce__(self) -> tuple[Callable[[], Tape], tuple[()]]:
         """A copy of a captured model (for averaging, in a file) has copies of the hooks but is an ordinary model: nothing would collect.
@@ -94,7 +96,7 @@ class Tape(Batches):
                 "(reversible ones, as in Reformer) has no such setting: take one with ordinary layers."
             )
         if self.calls is not None:  # the forward is not over
-            self.fail(differentiated(path))
+            self.fail(INTERRUPTED if self.entered_again else differentiated(path))
         self.fail(
             f"A gradient came back to {path}, to which none came when the model was proved, so that it cannot be told whose it is. Use "
             "the model's outputs alone in the loss, and detach what the model only keeps."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -236,7 +237,7 @@ class Private(Attached):
         """Inside, the model has the averaged parameters (``average=`` of the plan), to evaluate or save; afterwards its own."""
         if self._averaged is None:
             raise ArgumentError('Expected plan.average=None to be a rule. Make the plan with average="tail", "ema" or "polyak".')
-        with self._averaged.swapped_in():
+        with self._averaged.swapped_in(partial(self.placement.moved, self.model)):
             yield
 
     @property

@@ -34,6 +34,8 @@ class Saving(Stepping):
         Secrets are left out unless asked for: the key, and the buffers of correlated noise (which are drawn again from the key
         at loading). Whoever has them can subtract the noise; store them separately (mode 0600), as a ``Checkpoint`` does.
         """
+        if self._averaged is not None:
+            self._averaged.require_outside("a state to be saved")
         self.settle()
         self._later.settle()
         self._look_back()

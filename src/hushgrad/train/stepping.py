@@ -202,6 +202,8 @@ class Stepping:
         if torch.get_num_threads() != self._own.threads:
             self._own.require_threads()
         self._books.require_room(issued=self._issued is not None)
+        if self._averaged is not None:
+            self._averaged.require_outside("a step")
         self._raw_loss = None
         if closure is not None or self.plan.denoise is not None:
             self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole)

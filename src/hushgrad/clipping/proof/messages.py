@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.seal import Broken
 
-__all__ = ["differentiated", "disproportionate", "exchanged", "refusal"]
+__all__ = ["INTERRUPTED", "differentiated", "disproportionate", "exchanged", "refusal"]
 
 
 def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
@@ -44,6 +44,12 @@ def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[st
         f"{examples} examples apart gives what it returns for the batch. Give the examples in the first dimension, what all share without "
         "it or with a first dimension of 1, and take no statistics over the batch."
     )
+
+
+INTERRUPTED = (
+    "A pass of this step was interrupted (Ctrl-C), and another one was begun after it: what each gave cannot be told "
+    "apart. Ask for a new private.loader(), which deals this batch again (with a bare Capture, call its discard())."
+)
 
 
 def differentiated(name: str) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
+from hushgrad.clipping._torch import returned_to_shards
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.denoise.base import Denoiser, NoiseInfo
@@ -158,12 +159,8 @@ class Sharded(Whole):
         return DTensor.from_local(rows, self.mesh, self.placements, run_check=False, shape=whole, stride=stride)
 
     def moved(self, model: nn.Module) -> None:
-        """Return every unit to its shards; after an evaluation FSDP leaves the root's parameters whole."""
-        from torch.distributed.fsdp import FSDPModule
-
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        """Return every unit to its shards; after an evaluation, and after an interrupted pass, FSDP leaves some of them whole."""
+        returned_to_shards(model)
 
     # Noise -----------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hushgrad import _check
+from hushgrad.errors import ArgumentError
 from hushgrad.train.after.averaging import Average
 
 __all__ = ["Averaged"]
@@ -21,6 +22,7 @@ class Averaged:
     def __init__(self, rule: Average, params: dict[str, Tensor], steps: int) -> None:
         self._rule, self._params, self._steps = rule, params, steps
         self._means: dict[str, Tensor] = {}
+        self._inside = 0  # blocks in which the model has the averages
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -33,14 +35,38 @@ class Averaged:
                 self._means[name].lerp_(p.detach(), weight)
 
     @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Inside, the model has the averaged parameters; afterwards exactly those that it had before."""
+    def swapped_in(self, moved: Callable[[], None]) -> Iterator[None]:
+        """Inside, the model has the averaged parameters; afterwards, and after an interrupt, exactly those that it had before.
+
+        ``moved`` is called after they have changed.
+        """
         kept = {name: p.detach().clone() for name, p in self._params.items()}
-        self._write(self._means)
+        self._inside += 1
         try:
+            self._write(self._means)
+            moved()
             yield
         finally:
-            self._write(kept)
+            try:
+                self._write(kept)
+            except BaseException:  # a second interrupt
+                self._write(kept)
+                raise
+            finally:
+                self._inside -= 1
+                moved()
+
+    def require_outside(self, what: str) -> None:
+        """Refuse ``what`` while the model has the averages.
+
+        Raises:
+            ArgumentError: inside of :meth:`swapped_in`.
+        """
+        if self._inside:
+            raise ArgumentError(
+                f"Expected {what} outside of private.averaged(): inside, the model has the averages, not the weights of the run. Leave "
+                "the block first; model.state_dict() saves the averages themselves."
+            )
 
     @torch.no_grad()
     def _write(self, values: dict[str, Tensor]) -> None:
