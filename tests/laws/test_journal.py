@@ -600,7 +600,14 @@ def test_a_wrapped_key_is_nowhere_in_its_file_and_needs_its_kek(tmp_path, monkey
         read_key(path, plan="p")
 
 
-SECRET = ["key.json", ".key.json.123", "state.safetensors", ".state.safetensors.9", "journal", "shard-3-1.safetensors"]
+SECRET = [
+    "key.json",
+    ".key.json.0a1b2c3d.123",
+    "state.safetensors",
+    ".state.safetensors.00ff00ff.9",
+    "journal",
+    "shard-3-1.safetensors",
+]
 
 
 @pytest.mark.parametrize("home", ["", "checkpoint", "search", "search/00003/checkpoint"])

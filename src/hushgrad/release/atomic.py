@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,9 +92,10 @@ def _refused(path: Path, error: Exception, before: str = "") -> StorageError:
 
 def sweep(path: Path) -> None:
     """Remove half-written versions of ``path`` that killed processes of this machine left."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.(\d+)")
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        owner = leftover.name.rpartition(".")[2]
-        if owner.isdecimal() and leftover not in _filling and not _alive(int(owner)):
+        named = ours.fullmatch(leftover.name)
+        if named and leftover not in _filling and not _alive(int(named[1])):
             leftover.unlink(missing_ok=True)
 
 

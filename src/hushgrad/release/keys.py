@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.encryption import seal, unseal, wrapping_key
-from hushgrad.release.owner import Owner
+from hushgrad.release.owner import LOCK, Owner
 
-__all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "write_key"]
+__all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "secrets_of", "write_key"]
 
 KEY = "key.json"
 _OPEN = (
@@ -34,9 +36,11 @@ _OPEN = (
 _GIVEN = "The run's key was given to it: that no other run has it is vouched for, not shown"
 _BYTES = 32
 _FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "wrapped": bool}
-# A run's, a search's with its trials', a server's. Temporaries of these begin with a dot and the same name.
-_SECRETS = (KEY, "state.safetensors", "cohorts.safetensors", "journal", "shard-")
+# The whole names of a run's files, of a search's with its trials', and of a server's: whatever is called otherwise is the user's own.
+_NAMES = r"key\.json|state\.safetensors|cohorts\.safetensors|journal|shard-\d+-\d+\.safetensors"
+_SECRET = re.compile(rf"(?:{_NAMES})|\.(?:{_NAMES})\.[0-9a-f]{{8}}\.\d+")  # or temporary versions, see hushgrad.release.atomic
 _HOMES = ("checkpoint", "search")
+_SEARCH = "recipe.json"  # in the folder of a search: everything there was written by it
 _FINISHED = ("guarantee.json", "tuning.json", "settled.json")  # mark a folder whose run is over
 
 
@@ -209,12 +213,17 @@ def _damaged(path: Path) -> ArgumentError:
 # Finding and erasing ------------------------------------------------------------------------------------------------------
 
 
-def secrets_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every file in the folder of a run, a search or a server that reveals noise, and temporary versions of them."""
+def secrets_of(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every file in this very folder, not below it, that reveals noise, and temporary versions of them."""
     root = Path(folder)
-    homes = [root, *_homes(root), *(trial / "checkpoint" for trial in root.glob("search/*"))]
-    files = [path for home in homes if home.is_dir() for path in home.iterdir() if path.is_file()]
-    return sorted(path for path in files if path.name.removeprefix(".").startswith(_SECRETS))
+    return sorted(path for path in (root.iterdir() if root.is_dir() else ()) if path.is_file() and _SECRET.fullmatch(path.name))
+
+
+def secrets_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every file in the folder of a run, a search or a server, or in its subfolders, that reveals noise."""
+    root = Path(folder)
+    homes = [root, *(root / name for name in _HOMES), *root.glob("search/*/checkpoint")]
+    return sorted(path for home in homes for path in secrets_of(home))
 
 
 def erase(paths: Iterable[Path]) -> None:
@@ -232,17 +241,23 @@ def erase(paths: Iterable[Path]) -> None:
 
 
 def destroy(folder: str | os.PathLike[str]) -> None:
-    """Erase every secret of a run, a search or a server; what may be published stays."""
+    """Erase every secret of a run, a search or a server. What may be published stays, and so does every file that is not the run's.
+
+    Raises:
+        ArgumentError: if another process owns one of the subfolders; nothing was erased.
+    """
     root = Path(folder)
+    owned = {home: Owner(home, newest=True) for home in _homes(root)}
     erase(secrets_in(root))
-    for home in _homes(root):  # everything of a search is secret: K, the losers and their scores
-        shutil.rmtree(home)
+    for home, owner in owned.items():
+        owner.release()
+        _remove(home)
 
 
 def finish(folder: str | os.PathLike[str]) -> bool:
     """Erase what a finished run still holds because it died between its last two writes; returns whether it held anything.
 
-    Every command that sees a folder calls it, so no secret outlives its run for longer than that.
+    Every command that sees a folder calls it.
     """
     root = Path(folder)
     if not any((root / name).is_file() for name in _FINISHED) or not (secrets_in(root) or _homes(root)):
@@ -251,10 +266,34 @@ def finish(folder: str | os.PathLike[str]) -> bool:
         owner = Owner(root)
     except ArgumentError:  # the run is alive and will do it
         return False
-    destroy(root)
-    owner.release()
-    return True
+    try:
+        destroy(root)
+        return True
+    except ArgumentError:  # another run is alive in a subfolder
+        return False
+    finally:
+        owner.release()
 
 
 def _homes(root: Path) -> list[Path]:
-    return [root / name for name in _HOMES if (root / name).is_dir()]
+    """The subfolders that belong to the run: with secrets in them, those of a search, and those that a death left empty."""
+    return [home for home in (root / name for name in _HOMES) if home.is_dir() and _is_home(home)]
+
+
+def _is_home(home: Path) -> bool:
+    held = (home / _SEARCH).is_file() or any(map(secrets_of, (home, *home.glob("*/checkpoint"))))
+    return held or not any(path.name != LOCK for path in home.iterdir())
+
+
+def _remove(home: Path) -> None:
+    """Remove a subfolder with all that a search wrote (the number of trials and their scores are secret), or if it is empty."""
+    if (home / _SEARCH).is_file() and not home.is_symlink():
+        for path in home.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != _SEARCH:
+                path.unlink()
+        (home / _SEARCH).unlink()  # last: the folder is known by it
+    for path in (*home.glob("*/checkpoint"), *home.glob("[0-9]*"), home):
+        with suppress(OSError):  # the user's own files are in it, or it is a link
+            path.rmdir()

@@ -26,7 +26,7 @@ from hushgrad.release.atomic import replacing
 from hushgrad.release.encryption import wrapping_key
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.journal_history import shown
-from hushgrad.release.keys import KEY, erase, read_key, secrets_in, write_key
+from hushgrad.release.keys import KEY, erase, read_key, secrets_of, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
 from hushgrad.train.private import Private
@@ -125,7 +125,7 @@ class Checkpoint:
                 "Expected a run without a Checkpoint: this one has another folder, and two folders with its key could both be resumed. "
                 "One run, one folder."
             )
-        erase(path for path in secrets_in(self.directory) if path.parent == self.directory)
+        erase(secrets_of(self.directory))
         return 0
 
     def _is_begun(self) -> bool:
@@ -185,7 +185,7 @@ class Checkpoint:
         self._private.journal.close()
         if self._owner is not None:
             self._owner.require()
-            erase(secrets_in(self.directory))
+            erase(secrets_of(self.directory))
             self._owner.release()
 
     def _with_shards(self, tree: dict[str, Any]) -> dict[str, Any]:

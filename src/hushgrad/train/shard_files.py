@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ class ShardFiles:
         """Remove shard files that the state file does not name."""
         named = {name for name, _ in files}
         for path in self._directory.glob("shard-*.safetensors"):
-            if path.name not in named:
+            if path.name not in named and re.fullmatch(r"shard-\d+-\d+\.safetensors", path.name):
                 path.unlink(missing_ok=True)
 
     def verify(self, files: list[list[str]]) -> None:
