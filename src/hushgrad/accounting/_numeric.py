@@ -1,4 +1,4 @@
-"""Small numerical tools of the room: searches that end on the safe side, and a search over Rényi orders."""
+"""Numerical tools of the accountants: rounding to the safe side, monotone searches, and a search over Rényi orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hushgrad.errors import NumericalLimit
 Shares = tuple[tuple[float, int], ...]  # (probability to reveal everything, times)
 
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-_FEW = 64  # as many different numbers are added exactly
+_FEW = 64  # up to this many different numbers are added exactly
 _MARGIN = 1e-12  # a few thousand roundings of float64: closed forms are rounded up by it
 
 
@@ -23,12 +23,12 @@ def up(x: float) -> float:
 
 
 def positive_up(x: float) -> float:
-    """:func:`up` of what is known to be above 0: where it left the range of doubles, the least of them that has all its digits."""
+    """:func:`up` of a number known to be positive: if it underflows, the smallest normal double."""
     return max(up(x), sys.float_info.min)
 
 
 def ratio_up(a: float, b: float) -> float:
-    """The least double that is not below a / b: a largest loss, from which on delta is 0.
+    """The least double that is not below a / b; for largest losses, beyond which delta is 0.
 
     >>> ratio_up(1, 2.0), ratio_up(1, 3.0) > 1 / 3
     (0.5, True)
@@ -37,7 +37,7 @@ def ratio_up(a: float, b: float) -> float:
 
 
 def product_up(rate: float, share: float) -> float:
-    """The least double that is not below rate x share, where share > 0: what a sample reveals outright. It has all its digits.
+    """The least normal double that is not below rate x share, share > 0: the probability that a sample reveals everything.
 
     >>> product_up(0.5, 1e-6), product_up(0.1, 1e-6) > 1e-7  # as doubles a tenth and 1e-6 are a little more than 1e-7
     (5e-07, True)
@@ -46,9 +46,9 @@ def product_up(rate: float, share: float) -> float:
 
 
 def revealed(shares: Iterable[tuple[float, int]]) -> float:
-    """1 - prod (1 - d)^n over ``shares`` (d, n): with what probability something is revealed outright, rounded up.
+    """1 - prod (1 - d)^n over ``shares`` (d, n): the probability that something is revealed outright, rounded up.
 
-    Of a few it is the least double that is not below; no more than the sum of all is ever revealed.
+    For a few shares it is the least double that is not below the exact value; it never exceeds the sum of all.
 
     >>> revealed([(1e-6, 1)]), revealed([(0.5, 2)]), revealed([(1e-9, 10**6)]) < 1e-3
     (1e-06, 0.75, True)
@@ -64,7 +64,7 @@ def revealed(shares: Iterable[tuple[float, int]]) -> float:
 
 
 def total_loss(losses: Iterable[tuple[float, int]]) -> float:
-    """The largest losses together, exactly, of the decimals that they are written as: ten steps of 0.1 lose 1, and not a digit less."""
+    """The sum of the largest losses, exact for the decimals that they are written as: ten steps of 0.1 lose exactly 1."""
     found = [(loss, n) for loss, n in losses if loss > 0.0]
     if any(math.isinf(loss) for loss, _ in found) or len(found) > _FEW:
         return up(math.fsum(n * loss for loss, n in found))
@@ -73,7 +73,7 @@ def total_loss(losses: Iterable[tuple[float, int]]) -> float:
 
 
 def reached(what: str, *numbers: float) -> None:
-    """Raise ``NumericalLimit`` where one of ``numbers`` left the range of doubles: ``what`` cannot be computed here."""
+    """Raise ``NumericalLimit``, naming ``what`` cannot be computed, if one of ``numbers`` left the range of doubles."""
     if not all(math.isfinite(x) for x in numbers):
         raise NumericalLimit(f"Doubles do not reach {what}.")
 

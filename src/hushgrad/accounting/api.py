@@ -1,4 +1,4 @@
-"""The questions: epsilon, delta, intervals and curves, each a pure function of an event and an accountant."""
+"""The public functions: epsilon, delta, intervals and curves, each a pure function of an event and an accountant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hushgrad.events import Event, Relation
 
 @cache
 def accountants() -> dict[str, type[Accountant]]:
-    """Every accountant that :mod:`hushgrad.accounting` makes public, by its word.
+    """Every accountant that :mod:`hushgrad.accounting` makes public, by name.
 
     >>> sorted(accountants())
     ['advanced', 'basic', 'gdp', 'optimal', 'pld', 'rdp', 'zcdp']
@@ -31,14 +31,14 @@ def accountants() -> dict[str, type[Accountant]]:
 
 @runtime_checkable
 class SweptLoss(Protocol):
-    """A loss that answers many questions together faster than one by one."""
+    """A loss that computes delta at many epsilons faster together than one by one."""
 
     def deltas(self, epsilons: Sequence[float]) -> list[float]:
-        """Upper bounds on delta at each of ``epsilons``, which rise."""
+        """Upper bounds on delta at each of ``epsilons``, which are increasing."""
 
 
 def deltas_of(loss: Loss, epsilons: Sequence[float]) -> list[float]:
-    """``loss.delta`` at each of ``epsilons``, which rise."""
+    """``loss.delta`` at each of ``epsilons``, which are increasing."""
     return loss.deltas(epsilons) if isinstance(loss, SweptLoss) else [loss.delta(e) for e in epsilons]
 
 
@@ -47,11 +47,11 @@ class TwoSided(Protocol):
     """A loss that also bounds epsilon from below."""
 
     def epsilon_interval(self, delta: float, width: float) -> tuple[float, float]:
-        """(lower, upper), certified; the upper end is at most a factor 1 + ``width`` above the lower where it can be."""
+        """(lower, upper), certified; if possible, the upper end is at most a factor 1 + ``width`` above the lower."""
 
 
 def accountant_of(accountant: str | Accountant) -> Accountant:
-    """The accountant itself, or the one that a word such as ``"rdp"`` names.
+    """The accountant with a name such as ``"rdp"``; an accountant is returned as it is.
 
     >>> accountant_of("rdp").name
     'rdp'
@@ -63,7 +63,7 @@ def accountant_of(accountant: str | Accountant) -> Accountant:
 
 
 def loss_of(event: object, accountant: str | Accountant, relation: Relation | str) -> Loss:
-    """The loss of ``event``, or of what describes one (:meth:`~hushgrad.events.Event.read`), after all arguments were checked."""
+    """The loss of ``event``, which may be any description that :meth:`~hushgrad.events.Event.read` accepts; checks all arguments."""
     return accountant_of(accountant).loss(Event.read(event), Relation.of(relation))
 
 
@@ -88,7 +88,7 @@ def epsilon(
     Args:
         event: an event, or its JSON, a dp-accounting event, an Opacus accountant or its history [(sigma, rate, steps)].
         delta: the delta of the guarantee; 0 asks for pure differential privacy.
-        accountant: a word, or an accountant.
+        accountant: a name, or an accountant.
         relation: when two data sets are neighbours.
 
     Raises:
@@ -175,11 +175,11 @@ def delta_curve(
 
 
 def _sane(x: float) -> float:
-    """Fail closed: what is not a number is the worst answer; nothing is below 0."""
+    """Fail closed: NaN becomes the worst answer, and negative numbers become 0."""
     return math.inf if math.isnan(x) else max(0.0, float(x))
 
 
 def sane_delta(x: float) -> float:
-    """A delta to hand out: from 0 to 1, 1 for what is not a number, and 0 or a double with all its digits, as every question takes it."""
+    """A delta to return: within [0, 1], 1 for NaN, and either 0 or a normal double, so that it is a valid argument again."""
     delta = min(_sane(x), 1.0)
     return max(delta, sys.float_info.min) if delta > 0.0 else 0.0

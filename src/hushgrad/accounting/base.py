@@ -32,7 +32,7 @@ class Loss(Protocol):
 
 
 class Nothing(Loss):
-    """The loss of doing nothing, which composition leaves out."""
+    """The loss of doing nothing, which does not change a composition."""
 
     def epsilon(self, delta: float) -> float:
         return 0.0
@@ -42,7 +42,7 @@ class Nothing(Loss):
 
 
 class Unbounded(Loss):
-    """The loss of a computation without (known) privacy; whatever it is composed with, nothing is promised."""
+    """The loss of a computation without (known) privacy: epsilon is infinite, whatever it is composed with."""
 
     def epsilon(self, delta: float) -> float:
         return math.inf
@@ -79,7 +79,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def total(self, parts: list[tuple[Loss, int]]) -> Loss:
-        """The loss of composing ``(loss, times)`` parts; all are this accountant's own, none is trivial."""
+        """The loss of composing ``(loss, times)`` parts, all of them nontrivial losses of this accountant."""
 
     def loss(self, event: Event, relation: Relation = Relation.ADD_REMOVE) -> Loss:
         """The loss of ``event``. The one place where compositions are unfolded.
@@ -113,7 +113,7 @@ class Accountant(ABC):
 
 
 def trivial_loss(event: Event) -> Loss | None:
-    """The loss of a leaf that needs no theorem: nothing inside, or something without privacy (sampled or not)."""
+    """The loss of a leaf that needs no theorem: doing nothing, or something without privacy (sampled or not); else None."""
     if isinstance(event, (NonPrivate, Unanalysed)):
         return Unbounded()
     if not isinstance(event, (Sampled, RepeatAndSelect, OneOf)):
@@ -134,7 +134,7 @@ def count_leaves(event: Event, times: int, counts: dict[Event, int]) -> None:
         event, times = pending.pop()
         if times == 0:
             continue
-        if isinstance(event, Compose):  # counted first: a ledger has millions of entries of a few kinds
+        if isinstance(event, Compose):  # count equal entries first: a ledger may have millions of a few kinds
             pending.extend((part, n * times) for part, n in reversed(Counter(event.events).items()))
         elif isinstance(event, Repeat):
             pending.append((event.of, times * event.times))

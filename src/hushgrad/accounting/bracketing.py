@@ -1,6 +1,6 @@
 r"""Monotone bracketing: the smallest u with g(u) <= 0 for a falling g, between two points that were both evaluated.
 
-g is ln(epsilon / target) of a *certified* epsilon, so what is found is proved by its two ends and by nothing else: a bad guess, a
+g is ln(epsilon / target) of a *certified* epsilon, so the result is proved by its two ends alone: a bad guess, a
 jump where an accountant changes its method, or an infinite value costs evaluations, never correctness. Secant proposals are aimed
 so that the last two evaluations are the answer and its neighbour one tolerance below; bisection where they do not halve the bracket.
 """
@@ -17,13 +17,13 @@ from hushgrad.errors import NumericalLimit
 
 @dataclass
 class Bracket:
-    """A falling function that remembers what it was asked."""
+    """A decreasing function with a cache of its values."""
 
     g: Callable[[float], float]
     seen: dict[float, float] = field(default_factory=dict)
 
     def __call__(self, u: float) -> float:
-        """g(u), asked once for each u."""
+        """g(u), evaluated once for each u."""
         if u not in self.seen:
             if len(self.seen) >= POLICY.most_evaluations:
                 raise NumericalLimit(
@@ -33,11 +33,11 @@ class Bracket:
         return self.seen[u]
 
     def failed_below(self, u: float) -> float | None:
-        """The largest point below ``u`` that was seen to fail, if any."""
+        """The largest evaluated point below ``u`` with g > 0, if any."""
         return max((v for v, value in self.seen.items() if v < u and value > 0.0), default=None)
 
     def met_above(self, u: float) -> float | None:
-        """The smallest point above ``u`` that was seen not to fail, if any."""
+        """The smallest evaluated point above ``u`` with g <= 0, if any."""
         return min((v for v, value in self.seen.items() if v > u and value <= 0.0), default=None)
 
 
@@ -53,7 +53,7 @@ def crossing(ask: Bracket, start: float, ends: tuple[float, float], gap: float) 
             neighbour = max(high - gap, ends[0])
             if ask(neighbour) > 0.0:
                 return high, neighbour
-            low, high = _down(ask, neighbour, ends)  # a jump: less is enough after all
+            low, high = _down(ask, neighbour, ends)  # g jumps: a smaller u suffices
             widths.clear()
             continue
         u = _proposal(ask, low, high, gap, halved=len(widths) < 5 or widths[-1] <= widths[-5] / 2)
@@ -62,7 +62,7 @@ def crossing(ask: Bracket, start: float, ends: tuple[float, float], gap: float) 
 
 
 def _expanded(ask: Bracket, start: float, ends: tuple[float, float]) -> tuple[float | None, float | None]:
-    """(low, high) around the crossing; None for a side on which there is nothing to be found."""
+    """(low, high) around the crossing; None for a side on which no such point exists."""
     if ask(start) <= 0.0:
         return _down(ask, start, ends)
     low, step = start, POLICY.first_step

@@ -1,4 +1,4 @@
-"""What a calibration must meet, and epsilon as a function of its unknown, remembered."""
+"""The target of a calibration, and epsilon as a cached function of the unknown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import Bracket, crossing
 from hushgrad.events import Event, Relation
 
-WIDEST = (1e-6, 1e9)  # where an unknown is looked for without a bracket
+WIDEST = (1e-6, 1e9)  # default range of the unknown
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a calibration must meet, and who says whether it does."""
+    """The target (epsilon, delta) of a calibration, with the accountant and relation by which it is checked."""
 
     epsilon: float
     delta: float
@@ -31,20 +31,20 @@ class Budget:
         return cls(epsilon, delta, accountant_of(accountant), Relation.of(relation))
 
     def cost(self, event: Event) -> float:
-        """The certified epsilon of ``event``; what is not a number is infinite."""
+        """The certified epsilon of ``event``; infinite instead of NaN."""
         value = self.accountant.loss(event, self.relation).epsilon(self.delta)
         return math.inf if math.isnan(value) else value
 
 
 def excess(epsilon: float, target: float) -> float:
-    """ln(epsilon / target), and above 0 wherever epsilon is above the target, were it by the last digit."""
+    """ln(epsilon / target); positive whenever epsilon exceeds the target, even by the last digit."""
     found = math.log(max(epsilon, 1e-300) / target)
     return max(found, math.ulp(0.0)) if epsilon > target else found
 
 
 @dataclass
 class Question:
-    """Epsilon as a function of x, remembered; and the search for the x at which it is ``target``."""
+    """Epsilon as a cached function of x, and the search for the x at which it equals ``target``."""
 
     ask: Callable[[float], float]
     target: float
@@ -76,7 +76,7 @@ class Question:
         return exact[found], None if neighbour is None else exact[neighbour]
 
     def _falls(self, x: float) -> bool:
-        """Whether epsilon falls with x, as for noise; assumed where nothing tells (0 or infinity everywhere)."""
+        """Whether epsilon decreases with x, as for noise; assumed if it cannot be told (0 or infinite everywhere)."""
         other = 1.3 * x if 1.3 * x <= self.high else x / 1.3
         small, large = min(x, other), max(x, other)
         if self.epsilon(small) == self.epsilon(large) and (self.low, self.high) != WIDEST:

@@ -1,4 +1,4 @@
-"""What basic and advanced composition share: a list of statements, and the search for delta."""
+"""The common part of basic and advanced composition: a list of (epsilon, delta) statements, and the search for delta."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def least_delta(epsilon_at: Callable[[float], float], epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Terms(ABC):
-    """Statements with their counts; composing is listing."""
+    """Statements with their counts; composition concatenates the lists."""
 
     terms: tuple[tuple[Statement, int], ...]
 

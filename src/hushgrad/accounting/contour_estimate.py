@@ -34,7 +34,7 @@ Cumulants = Callable[[Complex], Complex]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """An epsilon that is probably right to many digits, and certified to none. Ask ``epsilon`` for a claim."""
+    """An estimate of epsilon, usually accurate to many digits but not certified. Use ``epsilon`` for a claim."""
 
     epsilon: float
     delta: float

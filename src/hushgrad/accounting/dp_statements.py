@@ -1,4 +1,4 @@
-r"""Leaf events as (epsilon, delta) statements: what basic, advanced and optimal composition compose.
+r"""Leaf events as (epsilon, delta)-DP statements, which basic, advanced and optimal composition compose.
 
 An event is either a *fixed* statement (Laplace noise is (1/b)-DP), or a Gaussian, which is (epsilon, delta)-DP for a whole
 curve of pairs and takes whatever delta it is given. Sampling amplifies both by the subsampling lemma.
@@ -35,7 +35,7 @@ from hushgrad.events import (
 
 @dataclass(frozen=True)
 class Statement:
-    """(``epsilon(delta)``, delta)-DP for every delta of at least ``fixed``; ``flexible`` if more delta buys less epsilon."""
+    """(``epsilon(delta)``, delta)-DP for every delta of at least ``fixed``; ``flexible`` if a larger delta gives a smaller epsilon."""
 
     epsilon: Callable[[float], float]
     delta: Callable[[float], float]
@@ -44,7 +44,7 @@ class Statement:
 
 
 def exactly(epsilon: float, delta: float = 0.0) -> Statement:
-    """The one statement (``epsilon``, ``delta``)-DP."""
+    """The statement (``epsilon``, ``delta``)-DP for one fixed pair."""
     return Statement(lambda d: epsilon if d >= delta else math.inf, lambda e: delta if e >= epsilon else 1.0, fixed=delta)
 
 
@@ -67,7 +67,7 @@ def deamplified(epsilon: float, rate: float) -> float:
 
 
 def pure_epsilon(event: Event, relation: Relation) -> float | None:
-    """The epsilon of a mechanism that is purely differentially private, rounded up, or None where it is not."""
+    """The epsilon of a purely differentially private mechanism, rounded up; None for other mechanisms."""
     if isinstance(event, (PureDP, Exponential)):
         return event.epsilon
     if isinstance(event, Laplace):
@@ -93,10 +93,10 @@ def _response_epsilon(event: RandomizedResponse, relation: Relation) -> float:
 
 @singledispatch
 def statement(event: Event, relation: Relation) -> Statement:
-    """What is known about ``event`` as one (epsilon, delta) statement.
+    """The (epsilon, delta)-DP statement that is known for ``event``.
 
     Raises:
-        NoTheorem: where nothing is.
+        NoTheorem: if none is known.
     """
     epsilon = pure_epsilon(event, relation)
     if epsilon is None:
@@ -104,7 +104,7 @@ def statement(event: Event, relation: Relation) -> Statement:
             f"{type(event).__name__} has no (epsilon, delta) statement that could be composed. "
             "Ask another accountant (pld knows the most)."
         )
-    return exactly(epsilon if isinstance(event, (PureDP, Exponential)) else up(epsilon))  # those state it themselves
+    return exactly(epsilon if isinstance(event, (PureDP, Exponential)) else up(epsilon))  # exact as stated
 
 
 @statement.register

@@ -1,4 +1,4 @@
-"""What each kind of filter adds up, and when it is full; orders of Rényi filters. See ``filters`` for the theorems."""
+"""The rules of the kinds of filters: what they add up, and when the budget is used up. The theorems are in ``filters``."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _orders(first: float, last: float, step: float) -> list[float]:
 
 _ORDERS, _FINE_ORDERS = _orders(*POLICY.order_logs), _orders(*POLICY.fine_order_logs)
 
-Cost = float | Fraction  # a sum of doubles is kept exactly
+Cost = float | Fraction  # sums of doubles are exact
 
 
 class Rule(Protocol):
-    """What a kind of filter adds up, and when it is full. ``accountant`` analyses the steps."""
+    """What a kind of filter adds up, and when its budget is used up; ``accountant`` analyses the steps."""
 
     accountant: str
 
@@ -64,7 +64,7 @@ def _pairs(loss: Loss) -> list[tuple[float, float, int]]:
 
 
 class _Basic:
-    """Sums are exact, of the decimals that the numbers are written as: ten steps of 0.1 are 1, and nothing more fits into 1."""
+    """Exact sums of the decimals that the numbers are written as: ten steps of 0.1 use up a budget of 1 exactly."""
 
     accountant = "basic"
 
@@ -89,7 +89,7 @@ def _total(spent: Cost) -> float:
 
 
 def is_finite(cost: Cost) -> bool:
-    """Fractions are, though they may be larger than every double."""
+    """Whether a cost is finite; a Fraction always is, even if it exceeds every double."""
     return isinstance(cost, Fraction) or math.isfinite(cost)
 
 
@@ -147,7 +147,7 @@ class _Rdp:
     accountant = "rdp"
 
     def __init__(self, epsilon: float, delta: float, order: float | None) -> None:
-        # One order, fixed before anything is seen: the theorem holds at a fixed order only.
+        # The theorem holds for one order only, fixed in advance.
         self._order = _default_order(epsilon, delta) if order is None else _check.between(1, 1e9, order=order)
         a = self._order
         self._bound = _room(a, epsilon, delta)
@@ -180,11 +180,11 @@ def _rho_for(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def order_for(plan: Event, epsilon: float, delta: float, relation: Relation) -> float | None:
-    """A Rényi order at which (nearly) most copies of ``plan`` fit into the budget; None where ``plan`` has no finite divergence.
+    """A Rényi order at which nearly the largest number of copies of ``plan`` fits the budget; None if its divergences are infinite.
 
-    Of the orders that admit 85 % of the most copies, the one nearest to what suits the budget alone: other steps may follow.
+    Among the orders that admit 85 % of the largest number, the one nearest to the budget's own best order: other steps may follow.
 
-    The order is fixed by the plan and the budget, which are public, before anything is seen: the filter's theorem asks for no more.
+    The order depends on the plan and the budget alone, which are public and fixed in advance, as the filter's theorem requires.
     """
     loss = loss_of(plan, "rdp", relation)
     if not isinstance(loss, RDPLoss):

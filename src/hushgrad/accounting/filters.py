@@ -80,7 +80,7 @@ class Filter:
 
     @property
     def used(self) -> float:
-        """The fraction of the budget that the admitted steps used; of a pool, by the epsilon of the references that are used up."""
+        """The fraction of the budget that the admitted steps used; for a pool, by the epsilon of the references used up."""
         if self._pool is not None:
             return self._share_of(self._pool)
         return self._rule.used(self._spent) if self._spent else 0.0
@@ -99,7 +99,7 @@ class Filter:
         return self._share_of(pool) if pool.take(event) else math.inf
 
     def _share_of(self, pool: Pool) -> float:
-        """At most 1: a part of the plan costs no more than the plan, though the two may be rounded differently."""
+        """A pool's fraction, capped at 1: a part of the plan costs no more than the plan, but may be rounded differently."""
         return min(1.0, loss_of(pool.used, "pld", self.relation).epsilon(self.delta) / self.epsilon)
 
     def spend(self, event: Event) -> None:
@@ -124,7 +124,7 @@ class Filter:
         self._spent = after
 
     def _remedy(self, event: Event) -> str:
-        """What helps where a Rényi order that nobody chose for these steps admits none of them."""
+        """The remedy to print if the default Rényi order admits none of the steps."""
         alone = (
             Filter(epsilon=self.epsilon, delta=self.delta, kind=self.kind, relation=self.relation) if self.kind == "rdp" else None
         )
@@ -144,5 +144,5 @@ class Filter:
 
 
 def _sum(a: Cost, b: Cost) -> Cost:
-    """Exact, so that the smallest step counts beside any sum; infinite where one of them is."""
+    """An exact sum, so that no small step is lost beside a large total; infinite if a term is."""
     return Fraction(a) + Fraction(b) if is_finite(a) and is_finite(b) else math.inf

@@ -63,7 +63,7 @@ def _grouped(event: Value, k: int) -> Event:
 
 
 def _within(event: Event, k: int, number: float, low: float, high: float) -> None:
-    """Refuse a group whose event would have a ``number`` that no event can have."""
+    """Raise if the group's event would have a ``number`` outside the range of events."""
     if not low <= number <= high:
         raise NoTheorem(f"No event describes a group of {k} in {event}: {number:g} is out of range. Use epsilon_for_group.")
 
@@ -128,11 +128,11 @@ def _(event: events.Sampled, k: int) -> Event:
 
 
 def _participants(k: int, q: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Numbers of records that take part, of k at a rate q, and probabilities whose upper tails are at least the binomial ones.
+    """Numbers of participants among k records at rate q, with probabilities whose upper tails are at least the binomial ones.
 
-    Weights are products of ratios of neighbours from the mode on, and enlarged by more than their roundings, from the largest number
-    down until they are one together. Numbers that are rarer than 1e-39 (Bernstein's inequality) count as all k or as the least one that
-    is not; of very many, some count as the next larger one. More records cost more, so what is found is an upper bound.
+    Weights are products of ratios of consecutive probabilities, starting at the mode. They are enlarged by more than their rounding
+    errors, from the largest number down, until they sum to one. Numbers rarer than 1e-39 (Bernstein's inequality) are moved to k or to the
+    smallest number kept; if there are very many, some are moved to the next larger one. More records cost more, so it is an upper bound.
     """
     middle, reach = k * q, 14.0 * math.sqrt(k * q * (1 - q)) + 100.0
     low, high = max(0, math.floor(middle - reach)), min(k, math.ceil(middle + reach))
@@ -188,7 +188,7 @@ def epsilon_for_group(
     accountant: str | Accountant = "pld",
     relation: Relation | str = Relation.ADD_REMOVE,
 ) -> float:
-    """The smallest epsilon known to hold for a group of ``size`` records: by the group's own event, or by the general theorem.
+    """The smallest epsilon known to hold for a group of ``size`` records, by the group's event or by the general theorem.
 
     Args:
         event: what is released.

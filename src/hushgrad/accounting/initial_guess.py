@@ -1,4 +1,4 @@
-"""Guesses of what a calibration will find: they save questions, and no answer rests on them."""
+"""Initial guesses for calibrations: they save evaluations, and no result depends on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def likely_noise(epsilon: float, delta: float, steps: int, rate: float, relation
 
 
 def likely_factor(event: Event, epsilon: float, delta: float, relation: Relation | str) -> float | None:
-    """By how much to multiply the noise of ``event`` to meet the target (a guess); None for what is not one noise on Poisson samples."""
+    """A guess of the factor on ``event``'s noise that meets the target; None unless it is one noise multiplier on Poisson samples."""
     step, steps = (event.of, event.times) if isinstance(event, Repeat) else (event, 1)
     rate, base = 1.0, step
     if isinstance(step, Sampled) and isinstance(step.how, Poisson):

@@ -1,4 +1,4 @@
-"""An odometer: no budget, but a running bound on the privacy loss that holds at all times at once, for steps chosen after looking."""
+"""An odometer: instead of a budget, a running bound on the privacy loss of adaptively chosen steps, valid at all times at once."""
 
 from __future__ import annotations
 

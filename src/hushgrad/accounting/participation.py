@@ -1,16 +1,16 @@
-r"""Who takes part: the only file that tells participations apart. Every accountant asks here which theorem covers a sample.
+r"""Which theorem covers a way of sampling. All accountants ask here; no other module distinguishes participations.
 
-What a theorem needs is written on the event: what an *absent* record looks like to the mechanism, and whether its *answers* carry
-names (:class:`~hushgrad.events.Absent`, :class:`~hushgrad.events.Answers`). With delta_0 the profile of the mechanism, q the
+The event states what a theorem needs: what the mechanism reveals of an *absent* record, and whether its *answers* carry names
+(:class:`~hushgrad.events.Absent`, :class:`~hushgrad.events.Answers`). With delta_0 the profile of the mechanism, q the
 probability that a record takes part and e^{eps'} = 1 + (e^eps - 1)/q:
 
 | way | delta(eps) | holds for |
 |---|---|---|
 | ``AMPLIFIED`` | q delta_0(eps') | Poisson samples, if a record that was not drawn, or is null, is as if it were not there |
 | ``EXCHANGED`` | q delta_0(eps') under replace-one, both ways | samples of a fixed size: another record takes the place |
-| ``SHOWN`` | q delta_0(eps) | every relation that keeps a record's place: it is drawn in both worlds or in neither |
+| ``SHOWN`` | q delta_0(eps) | every relation that keeps a record's place: it is drawn in both data sets or in neither |
 
-``SHOWN`` is no more than that sampling keeps silent with probability 1 - q. It is attained, by mechanisms that show who was asked.
+``SHOWN`` only uses that the record is not sampled with probability 1 - q. Mechanisms that publish who was sampled attain it.
 References: Balle, Barthe and Gaboardi 2018, theorems 8 and 9; Zhu, Dong and Wang 2022, theorem 11; ``SHOWN`` is joint convexity.
 """
 
@@ -38,7 +38,7 @@ class Way(enum.Enum):
 class Sampling:
     """The theorem for a sample: its ``way``, the ``rate`` q, and the ``relation`` under which the mechanism's profile is needed.
 
-    ``attained`` says that some mechanism of this kind is no better.
+    ``attained``: some mechanism of this kind has exactly this cost, so that it is a lower bound, too.
     """
 
     way: Way
@@ -48,7 +48,7 @@ class Sampling:
 
 
 def kind_of(how: events.Participation) -> str:
-    """``"poisson"``, ``"fixed size"``, ``"truncated"`` or ``"balls"``; the others are gone after :func:`simplified`."""
+    """``"poisson"``, ``"fixed size"``, ``"truncated"`` or ``"balls"``; :func:`simplified` has replaced all others."""
     kinds = {
         events.Poisson: "poisson",
         events.FixedSize: "fixed size",
@@ -59,7 +59,7 @@ def kind_of(how: events.Participation) -> str:
 
 
 def simplified(event: Sampled) -> Event | None:
-    """What a sampled event costs where the participation is simple enough to say so without an accountant, else None.
+    """An equivalent simpler event, if the participation allows one without an accountant; else None.
 
     * ``Everyone``, and Poisson at rate 1: the mechanism itself.
     * ``Once``: each record meets one step only, so a whole pass costs what one step costs (parallel composition,
@@ -92,17 +92,17 @@ def unamplified(event: Event) -> Event:
 
 
 def poisson_rate(event: Event) -> float | None:
-    """The rate of an event on Poisson samples, 1 where everyone takes part, None for any other."""
+    """The rate of an event on Poisson samples, 1 if everyone takes part, None for other participations."""
     if isinstance(event, Sampled) and isinstance(event.how, events.Everyone):
         return 1.0
     return event.how.rate if isinstance(event, Sampled) and isinstance(event.how, events.Poisson) else None
 
 
 def require_known_size(event: Sampled) -> None:
-    """Refuse a sample inside a sample that counts on another number of records than it is given.
+    """Refuse nested sampling whose inner sample relies on a number of records that the outer sample does not guarantee.
 
     Raises:
-        NoTheorem: where a sample of a fixed size, or a truncated one, is drawn from records whose number is another or is random.
+        NoTheorem: if a fixed-size or truncated sample is drawn from another, or a random, number of records.
     """
     given = event.how.drawn_number
     for how in counted_samples(event.of):
@@ -151,5 +151,5 @@ def _fixed_size(how: events.FixedSize, of: Event, relation: Relation, *, nothing
         alone = how.size == 1 or not of.single_answers
         return Sampling(Way.EXCHANGED, how.rate, relation, attained=alone)
     # A guarantee that is stated for zero-out says nothing of one record against another, which takes the place of one not drawn.
-    # Without a word about names: as with them, which is the worse; from below nothing is known then.
+    # If nothing is stated about names, the worse case (with names) is assumed; a lower bound is then not known.
     return Sampling(Way.SHOWN, how.rate, relation, attained=of.answers is not events.Answers.UNKNOWN and not nothing)

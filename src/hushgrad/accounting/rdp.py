@@ -19,7 +19,7 @@ from hushgrad.events import Relation
 
 @dataclass(frozen=True)
 class RDPLoss:
-    """Rényi divergences with counts, except for what is ``revealed`` outright (which (epsilon, delta)-DP parts need)."""
+    """Rényi divergences with counts, and the probabilities with which (epsilon, delta)-DP parts reveal everything (``revealed``)."""
 
     curves: tuple[tuple[Curve, int], ...]
     revealed: Shares = ()
@@ -189,7 +189,7 @@ def _sampled_approximate(of: events.Event, how: Sampling) -> Loss:
 @RDP.analyses(events.OneOf)
 def _one_of(event: events.OneOf, relation: Relation) -> Loss:
     # The divergence of a mixture is at most the largest of its parts', at every order (van Erven and Harremoës 2014, theorem 13),
-    # and whoever chooses after looking at earlier outputs finds no more than that either.
+    # also if the choice depends on earlier outputs.
     losses = [RDP().loss(part, relation) for part in event.events]
     known = [loss for loss in losses if isinstance(loss, RDPLoss)]
     if any(isinstance(loss, Unbounded) for loss in losses) or not known:

@@ -1,6 +1,6 @@
-r"""The reference pool: a plan that was declared beforehand, spent adaptively at no price.
+r"""The reference pool: a filter for a plan that was declared in advance, whose steps may be taken adaptively at no extra cost.
 
-Fix reference steps A_1, ..., A_m and their counts T_1, ..., T_m in advance. Every step is assigned, by what it is and by nothing that
+Fix reference steps A_1, ..., A_m and their counts T_1, ..., T_m in advance. Every step is assigned, by its event and by nothing that
 happened, to a reference that dominates it (all directions, all epsilons), and is admitted as long as that one has copies left.
 
 Theorem. Everything admitted is together dominated by the composition of all T_i copies of all A_i, although each step, its noise, the order
@@ -26,7 +26,7 @@ from hushgrad.events import Compose, Event, Gaussian, Sampled
 
 @dataclass
 class Pool:
-    """What is left of a declared plan. ``take`` says whether an event still fits, and uses it up if so.
+    """What is left of a declared plan. ``take`` says whether an event still fits, and if so uses up its part.
 
     >>> pool = Pool(Gaussian(1.0).sampled(rate=0.01) * 100)
     >>> pool.take(Gaussian(1.5).sampled(rate=0.005) * 60), pool.take(Gaussian(1.0).sampled(rate=0.01) * 41)
@@ -38,7 +38,7 @@ class Pool:
     plan: Event
     _counts: dict[Event, int] = field(init=False)
     _taken: dict[Event, int] = field(init=False)
-    _square: Fraction = field(init=False)  # exact: a plan fits into its own pool, and nothing more does
+    _square: Fraction = field(init=False)  # exact, so that a plan fits its own pool and nothing more does
     _square_taken: Fraction = field(init=False, default=Fraction(0))
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Pool:
         self._taken = dict.fromkeys(self._counts, 0)
 
     def take(self, event: Event) -> bool:
-        """Whether ``event`` is covered by what is left; what it uses is gone then."""
+        """Whether ``event`` is covered by what is left; if so, its references are used up."""
         counts: dict[Event, int] = {}
         count_leaves(event, 1, counts)
         taken, square = dict(self._taken), self._square_taken
@@ -86,7 +86,7 @@ class Pool:
 
 
 def _distance(leaf: Event) -> tuple[float, float] | None:
-    """(-noise multiplier, rate) of a Gaussian, sampled or not: its profile grows with both (``pld/bounds/merge``). None for others."""
+    """(-noise multiplier, rate) of a (sampled) Gaussian: its profile grows with both (``pld/bounds/merge_steps``). None for others."""
     rate = poisson_rate(leaf)
     of = leaf.of if isinstance(leaf, Sampled) and rate is not None else leaf
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:

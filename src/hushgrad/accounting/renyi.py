@@ -89,7 +89,7 @@ def discrete_laplace(scale: float, distance: int) -> Curve:
 
 
 def _safe_near_one(curve: Curve, largest: float, size: float = 0.0) -> Curve:
-    """Near order 1 a closed form divides rounding noise by alpha - 1: divergences grow with the order, so ask a larger one.
+    """``curve`` at a larger order, where near order 1 it would divide rounding errors by alpha - 1: divergences grow with the order.
 
     Args:
         curve: the closed form.

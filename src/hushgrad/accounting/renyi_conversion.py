@@ -61,7 +61,7 @@ def delta_from_renyi(curve: Curve, epsilon: float) -> float:
 
 
 def epsilon_beside(curve: Curve, shares: Shares, delta: float) -> float:
-    """The smallest epsilon where everything is revealed with the probabilities ``shares``, and else the divergences are ``curve``."""
+    """The smallest epsilon if everything is revealed with the probabilities ``shares``, and otherwise the divergences are ``curve``."""
     lost = revealed(shares)
     if delta < lost or lost == 1.0:
         return math.inf
@@ -69,6 +69,6 @@ def epsilon_beside(curve: Curve, shares: Shares, delta: float) -> float:
 
 
 def delta_beside(delta: float, shares: Shares) -> float:
-    """The delta where everything is revealed with the probabilities ``shares``, and else it is ``delta``."""
+    """The total delta if everything is revealed with the probabilities ``shares``, and otherwise it is ``delta``."""
     lost = revealed(shares)
     return min(1.0, delta if lost == 0.0 else lost if delta == 0.0 else up(lost + (1.0 - lost) * delta))

@@ -136,7 +136,7 @@ def poisson(base: Curve, rate: float, *, tight: bool = False) -> Curve:
 
 
 def shown(base: Curve, rate: float) -> Curve:
-    """A mechanism that runs with probability ``rate`` and shows whether it did: e^{(alpha-1) D} is linear in such mixtures."""
+    """A mechanism that runs with probability ``rate`` and reveals whether it did: e^{(alpha-1) D} is linear in such mixtures."""
 
     def curve(alpha: float) -> float:
         whole = base(alpha)

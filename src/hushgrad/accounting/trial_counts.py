@@ -1,7 +1,7 @@
-r"""How many trials a private selection makes: the truncated negative binomial distribution, drawn as a whole.
+r"""The random number of trials of a private selection: quantiles of the truncated negative binomial distribution.
 
 P(K = k) ∝ (1 - γ)^k Π_{l<k} (l + η)/(l + 1) for k >= 1, with γ such that the mean is the one asked for. The theorem is about all of
-it, and for shapes η below 0 its tail is long: it is followed as far as a draw lies, never cut.
+the distribution, and for shapes η below 0 its tail is long, so it is followed as far as a draw requires, never cut off.
 
 Reference: Papernot and Steinke (2022), "Hyperparameter tuning with Rényi differential privacy", definition 1.
 """
@@ -19,7 +19,7 @@ from hushgrad.accounting.rdp import success_probability
 
 
 def number_at(place: float, *, mean: float, shape: float) -> int:
-    """The quantile function of K at ``place`` in [0, 1): a uniform number makes a draw.
+    """The quantile of K at ``place`` in [0, 1); a uniform random ``place`` gives a draw.
 
     >>> [number_at(u, mean=2.0, shape=1.0) for u in (0.0, 0.49, 0.51, 0.76)]  # geometric: halves
     [1, 1, 2, 3]
@@ -34,7 +34,7 @@ def number_at(place: float, *, mean: float, shape: float) -> int:
 
 
 def probabilities(mean: float, shape: float) -> Iterator[NDArray[np.float64]]:
-    """P(K = 1), P(K = 2), ..., some at a time, until less than 2^-64 is left."""
+    """P(K = 1), P(K = 2), ..., in blocks, until less than 2^-64 is left."""
     gamma, block = success_probability(mean, shape), POLICY.trials_block
     if gamma == 1.0:
         yield np.ones(1)

@@ -1,4 +1,4 @@
-"""Runs whose batches are drawn in ways of their own: the pairs of each, from above and from below."""
+"""Sampling schemes with analyses of their own (fixed size, truncated Poisson, balls in bins): dominating pairs from above and below."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _U = 2.0**-53
 
 @dataclass(frozen=True)
 class Cuts:
-    """The masses of ``profiles/places`` for one record among n, each with a relative error of at most ``error``."""
+    """The masses of ``profiles/sized_batches`` for one record among n, each with a relative error of at most ``error``."""
 
     rate: float
     free: float  # P[N < B-1]
@@ -61,20 +61,20 @@ class Cuts:
 
     @property
     def stays(self) -> float:
-        """How much of ``survives`` is better left at two contributions; any part is valid."""
+        """How much of ``survives`` to leave at a distance of two contributions; any part gives a valid bound."""
         first, all_of_it = POLICY.frequent_cuts
         ratio = self.survives / (self.last * self.rate) if self.last > 1e-250 else math.inf
         return self.survives * min(1.0, max(0.0, (ratio - first) / (all_of_it - first)))
 
     @property
     def rate_of_last(self) -> float:
-        """How probably the record is in a batch of the second row, if another record takes its place."""
+        """The probability that the record is in a batch of the second row, if another record takes its place."""
         moved = self.survives - self.stays
         return (self.last * self.rate + moved) / (self.last + moved) if self.last + moved > 0 else self.rate
 
     @property
     def rate_of_full(self) -> float:
-        """How probably the record is in a batch of the third row, if another record takes its place."""
+        """The probability that the record is in a batch of the third row, if another record takes its place."""
         return self.stays / (self.full - self.survives + self.stays)
 
 
@@ -88,7 +88,7 @@ def _point(k: int, n: int, q: float) -> tuple[float, float]:
     return math.exp(math.fsum(terms)), 32 * _U * sum(abs(term) for term in terms)
 
 
-NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # added to a sum: two sums are at most two contributions apart
+NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # noise on a sum: two sums are at most two contributions apart
 # of Gaussians: closer, and differences of their tails lose digits; farther, and ratios are no doubles
 _NEAREST, _FARTHEST = (1e-3, 25.0)
 _NOTHING = 1e-100  # of a mass
@@ -106,7 +106,7 @@ def mirrored(curve: Curve) -> tuple[Curve, Curve]:
 
 
 def zeroed(of: Gaussian, rate: float) -> Loss | None:
-    """Samples of a fixed size of Gaussian noise under zero-out (``profiles/places``); None where doubles do not reach."""
+    """Gaussian noise on samples of a fixed size under zero-out (``profiles/sized_batches``); None outside the range of doubles."""
     if not _NEAREST * of.noise_multiplier < 1 < _FARTHEST * of.noise_multiplier:
         return None
     mu = 1 / of.noise_multiplier
@@ -115,7 +115,7 @@ def zeroed(of: Gaussian, rate: float) -> Loss | None:
 
 
 def replaced(of: Event, rate: float) -> Loss:
-    """Poisson samples of noise that is not Gaussian, under replace-one (``profiles/exchange``): exact for numbers."""
+    """Non-Gaussian noise on Poisson samples under replace-one (``profiles/replace_one``): exact for scalars."""
     one, two = (
         cast(PrivacyLoss, PLD().leaf(of, way)).parts[0][0].above[0] for way in (Relation.ADD_REMOVE, Relation.REPLACE_ONE)
     )
@@ -134,7 +134,7 @@ def replaced(of: Event, rate: float) -> Loss:
 
 
 def truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
-    """The three rows of ``profiles/places``; without a cut, a Poisson sample."""
+    """The three rows of ``profiles/sized_batches``; if no batch can be cut, a Poisson sample."""
     if not isinstance(of, Gaussian) or of.noise_multiplier == 0:
         raise NoTheorem(f"Truncated Poisson samples of {of} have no analysis. Use Gaussian noise, or Poisson samples.")
     mu, q, cut = 1 / of.noise_multiplier, how.rate, Cuts.of(how.dataset_size, how.rate, how.size)
@@ -157,19 +157,19 @@ def truncated(of: Event, how: TruncatedPoisson, relation: Relation) -> Loss:
 
 
 def _competing(mu: float, q: float, cut: Cuts) -> tuple[Curve, Curve]:
-    """A record against its absence, where others may take its place."""
+    """A record against its absence, if other records may take its place."""
     if cut.full == 0:
         return mirrored(PoissonRemove(GaussianCurve(mu), q))
     return mirrored(TruncatedRemove(mu, q, cut.free, cut.last, cut.full, cut.survives, cut.stays, cut.error))
 
 
 def _beside_silent(mu: float, q: float, cut: Cuts, relation: Relation) -> tuple[Curve, ...]:
-    """What is attained where all others contribute nothing, and no batch is cut."""
+    """The pair attained if all other records contribute nothing, and no batch is cut."""
     return _alone(mu, q * (1 - min(1.0, cut.full * (1 + cut.error))), relation)
 
 
 def _alone(mu: float, rate: float, relation: Relation) -> tuple[Curve, ...]:
-    """What is attained where no other record contributes and this one does with a probability of at least ``rate``."""
+    """The pair attained if only this record contributes, with a probability of at least ``rate``."""
     if rate <= 0:
         return ()
     if relation is Relation.REPLACE_ONE:
@@ -178,7 +178,7 @@ def _alone(mu: float, rate: float, relation: Relation) -> tuple[Curve, ...]:
 
 
 def balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
-    """Allocation for noise on sums; otherwise each record meets one step of each epoch, whichever it is.
+    """Balls in bins: random allocation for noise on sums; for other mechanisms, one unamplified step in each epoch.
 
     Gaussian noise of several epochs over the same bins is one epoch at the distance sqrt(epochs)/sigma. From below without more: an
     observer of a single bin sees the record with probability 1/bins, in all epochs.

@@ -1,4 +1,4 @@
-"""The PLD accountant's analyses, one per event: which curves dominate it, and which it attains."""
+"""The PLD accountant's leaf analyses, one per event type: which curves dominate the event, and which curves it attains."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _single(of: Event, how: events.Participation, relation: Relation) -> Loss:
     return once(*mirrored(PoissonRemove(above, found.rate)), below=attained)
 
 
-# Samples of one kind each; ``participation`` tells them apart.
+# One analysis for each kind of sampling, as ``participation`` distinguishes them.
 _SAMPLES: dict[str, Callable[[Event, Any, Relation], Loss]] = {
     "poisson": lambda of, how, relation: _poisson(of, how.rate, relation),
     "fixed size": _fixed_size,

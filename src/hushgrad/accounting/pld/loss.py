@@ -1,4 +1,4 @@
-"""The loss object of the PLD accountant: what was composed, and answers from both sides."""
+"""``PrivacyLoss``: a composition of dominating pairs, with certified bounds on epsilon and delta from both sides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pair:
 class PrivacyLoss:
     """A composition of pairs, kept as a list: the numerical work is chosen for each question.
 
-    ``sources`` are the events behind the pairs, asked for a Rényi bound where the numerics come near their limits.
+    ``sources`` are the events of the pairs, for a Rényi bound where the numerics reach their limits.
     """
 
     parts: tuple[tuple[Pair, int], ...]
@@ -110,13 +110,13 @@ class PrivacyLoss:
         are not attained. The curve of the exponential mechanism is an envelope: no mechanism is that bad at all epsilons at once.
         """
         epsilon = max((answer.epsilon for answer in found), default=0.0)
-        deciding = [answer for answer in found if answer.epsilon >= epsilon]  # the others may be coarse: they do not matter
+        deciding = [answer for answer in found if answer.epsilon >= epsilon]  # the other directions may be coarse
         unsure = any(answer.doubtful or math.isinf(answer.epsilon) for answer in deciding)
         net = self._net() if unsure or not self._attained() else None
         return epsilon if net is None else min(epsilon, net.epsilon(delta))
 
     def _net(self) -> Loss | None:
-        """The Rényi loss of the same events, where there is one and it costs little."""
+        """The Rényi loss of the same events, if there is one and it is cheap."""
         relations = {relation for _, relation, _ in self.sources}
         if len(relations) != 1 or len(self.sources) > POLICY.net:
             return None
@@ -166,7 +166,7 @@ def _least(bounds: Sequence[float], epsilons: Sequence[float], net: Loss) -> lis
 
 
 def _consistent(name: str, lower: float, upper: float) -> tuple[float, float]:
-    """Both bounds, where they allow a truth between them (up to the last digits of a reading)."""
+    """Both bounds, if the lower is not above the upper (up to rounding); else raises ``Contradiction``."""
     if lower > upper * (1 + 1e-11):
         raise Contradiction(f"The certified bounds of {name} exclude each other: {lower!r} from below, {upper!r} from above.")
     return min(lower, upper), upper

@@ -46,7 +46,7 @@ _NARROWEST, _WIDEST = 1e-6, 600.0  # of the losses of one term: narrower, and ro
 
 
 class _Table(Atoms):
-    """Losses in a table, so many that they are as good as a density."""
+    """A table of so many losses that it is treated as a density."""
 
     def atoms(self) -> tuple[Array, Array]:
         return np.zeros(0), np.zeros(0)
@@ -166,7 +166,7 @@ class _Above(_Ratio):
         return _Above(law, spread, self.widest, infinite * more, lost * more, moved).trimmed()
 
     def trimmed(self) -> _Above:
-        """The masses at both ends at 0 and at infinity instead: two outcomes where there was one, which can only help to tell."""
+        """Move the masses at both ends to 0 and to infinity: two outcomes instead of one, which can only increase the profile."""
         law, moment = self.law, self.law.mass * self.law.places
         keep = (np.cumsum(law.mass) > POLICY.allocation_tail) & (np.cumsum(moment[::-1])[::-1] > POLICY.allocation_tail)
         lost, infinite = (float(np.sum(x[~keep])) * (1 + 2 * law.error) + _TINY for x in (law.mass, moment))
@@ -187,7 +187,7 @@ class _Below(_Ratio):
         return _Below(law, spread, self.widest, moved=moved).trimmed()
 
     def trimmed(self) -> _Below:
-        """The masses at each end together at their mean."""
+        """Merge the masses at each end at their mean."""
         law, moment = self.law, self.law.mass * self.law.places
         first = int(np.searchsorted(np.cumsum(law.mass), POLICY.allocation_tail))
         last = len(law.mass) - 1 - int(np.searchsorted(np.cumsum(moment[::-1]), POLICY.allocation_tail))
@@ -207,7 +207,7 @@ def _variance(law: Law) -> float:
 
 
 def _places(low: float, high: float, spread: float, widest: float) -> Array:
-    """Values of ln W from ``low`` to ``high``: even steps of the spread, from some spreads above 0 on growing to steps of ``widest``."""
+    """Values of ln W from ``low`` to ``high``: even steps in the core, growing to steps of ``widest`` a few spreads above 0."""
     fine = POLICY.allocation_fineness
     step, core = spread / fine, POLICY.allocation_core * spread
     even = np.arange(math.floor(low / step) - 1, math.ceil(min(high, core) / step) + 2) * step

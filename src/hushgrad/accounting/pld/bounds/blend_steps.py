@@ -1,4 +1,4 @@
-r"""Very many slightly different steps, each dominated by a mixture of the same four.
+r"""Upper bounds for very many slightly different steps: the steps of a cell are dominated by mixtures of its four corners.
 
 Lemma. The profile of a Poisson-sampled Gaussian is, at every epsilon, convex in the rate q for a fixed distance mu, and convex in
 s = erf(mu / sqrt 8), the total variation, for a fixed q. Proof. With w = dP/dQ the profile is E_Q[(1 - x + q (w - 1))_+]: a
@@ -79,7 +79,7 @@ def corner_weights(rate: Array, mu: Array) -> tuple[list[tuple[float, float]], A
         low, high = float(np.min(x)), float(np.max(x))
         first, last = float(np.min(place)), float(np.max(place))
         share = np.clip((place - first) / (last - first), 0.0, 1.0) if high > low and last > first else np.ones_like(x)
-        # a hair more of the upper corner: the places are rounded
+        # slightly more of the upper corner, to cover rounding
         share = np.minimum(share + 1e-12 + 4e-16 * last / max(last - first, 1e-300), 1.0)
         sides.append([(low, 1 - share), (high, share)] if high > low else [(high, np.ones_like(x))])
     corners = [(q, m) for q, _ in sides[0] for m, _ in sides[1]]

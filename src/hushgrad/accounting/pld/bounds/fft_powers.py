@@ -1,6 +1,6 @@
 """Products of powers of discrete Fourier transforms, with a bound on their rounding.
 
-The transforms are numpy's: scipy's are bit for bit the same and keep their tables, as large as the transform, as long as the process lives.
+The transforms are numpy's: scipy's have the same bits, but keep tables as large as the transform for the life of the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Connect the dots: the chords of a convex function lie above it.
+r"""Upper discretisation ("connect the dots"): the chords of a convex function lie above it.
 
 The smallest measure on a grid whose profile dominates a curve joins the curve's values at the grid points (Doroshenko, Ghazi,
 Kamath, Kumar and Manurangsi 2022, theorem 3.3). Each loss is split between its two grid neighbours so that its mass under P and

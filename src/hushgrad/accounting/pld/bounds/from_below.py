@@ -1,4 +1,4 @@
-r"""Lower bounds: segments under supporting lines, or losses rounded down.
+r"""Lower discretisation: segments under supporting lines (``touch``), or losses rounded down (``floor``).
 
 ``touch``. Let T_k be a supporting line of the curve over cell k: its tangent at the middle, or in the outermost cells at the outer
 end. At each grid point take the lower of the two neighbouring lines; the segment over cell k then lies below T_k at both ends, hence

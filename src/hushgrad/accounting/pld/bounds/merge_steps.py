@@ -1,4 +1,4 @@
-r"""Many slightly different steps: near-equal ones are taken to be one, on the safe side.
+r"""Merging of many slightly different steps: nearly equal ones are replaced by one, on the safe side.
 
 Lemma. For Poisson samples of Gaussian noise the profile grows with the rate q and with the distance mu, at every epsilon. Proof:
 given an output of the pair at (q', mu), q <= q', replace it with probability 1 - q/q' by a fresh draw of the common distribution:

@@ -1,4 +1,4 @@
-r"""Batches whose size is public or limited: who is in them depends on who else is.
+r"""Profiles for batches of a fixed or limited size, where a record's participation depends on the other records.
 
 **A fixed size under zero-out**, Gaussian noise, rate g, r = 1/sigma. Couple the batch that misses the record as T + y, the one with it as
 T + x, and the one with its null as T: P = (1-g) N(y) + g N(x) against Q = (1-g) N(y) + g N(0), |x|, |y| <= r. By Gaussian interpolation

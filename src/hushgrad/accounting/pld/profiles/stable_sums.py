@@ -1,4 +1,4 @@
-"""Sums over losses that neither overflow nor lose digits; both layers of curves and grids use them."""
+"""Sums over losses that neither overflow nor lose digits, used by the profiles and the grids."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Third layer: which tilt, window and grid answer a question well. Nothing here enters a bound: a bad choice costs width only."""
+"""Third layer: the choice of tilt, window and grid for a question. Nothing here enters a proof: a bad choice only widens the interval."""

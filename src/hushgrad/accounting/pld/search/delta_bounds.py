@@ -1,4 +1,4 @@
-"""Questions about delta: one direction, one side, at one epsilon or along a curve."""
+"""Bounds on delta for one direction and one side (above or below), at one epsilon or along a curve."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def delta_bound(parts: Parts, epsilon: float, *, upper: bool, width: float = 1e-
 
 
 def _in_range(parts: Parts, epsilon: float, delta: float) -> float:
-    """An upper bound on delta as a double with all its digits: below the largest loss the truth is above 0, however small."""
+    """An upper bound on delta as a normal double: at any epsilon below the largest loss delta is positive, however small."""
     nothing = delta == 0 and epsilon >= largest_loss(parts)
     return 0.0 if nothing else min(1.0, max(delta, sys.float_info.min))
 
@@ -115,7 +115,7 @@ def _is_cut(composed: Composed, parts: Parts, bound: float, width: float) -> boo
 
 
 def _clear(composed: Composed, epsilon: float, width: float) -> bool:
-    """Whether what was lost at the ends of the window does not matter at ``epsilon``."""
+    """Whether the mass lost at the ends of the window is negligible at ``epsilon``."""
     with np.errstate(all="ignore"):  # far from the saddle point the loss may be infinite, and then it is not clear
         return composed.delta(epsilon, upper=True) <= (1 + 2 * width) * composed.delta(epsilon, upper=False)
 

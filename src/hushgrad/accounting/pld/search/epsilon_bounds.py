@@ -1,4 +1,4 @@
-"""One question about epsilon, one direction, one side: choose tilt, window and grid, compose, and read the bound off."""
+"""Bounds on epsilon for one direction and one side: choose tilt, window and grid, compose, and read off the bound."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _read(composed: Composed, delta: float, at: Saddle, *, upper: bool) -> float
 
 
 def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
-    """Bounds without numerics, for parameters at which doubles do not reach: basic composition, and the worst single step."""
+    """Bounds without composition, for parameters outside the range of doubles: basic composition, and the worst single step."""
     if not upper:
         single = max(_largest_at(parts, delta), *(_invert(curve, delta, upper=False) for curve, _ in parts))
         if len(parts) == 1:
@@ -160,7 +160,7 @@ def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
 
 
 def _basic(parts: Parts, delta: float, found: float) -> float:
-    """``found``, or basic composition where that is less: the same epsilon for each step, so that one look at ``found`` tells."""
+    """The smaller of ``found`` and basic composition with the same epsilon for each step."""
     steps = sum(n for _, n in parts)
 
     def holds(epsilon: float) -> bool:
@@ -186,12 +186,12 @@ def infinite_mass(parts: Parts) -> float:
 
 
 def unseen_mass(parts: Parts) -> float:
-    """More than the mass at losses that no table holds."""
+    """An upper bound on the mass at losses that are in no table."""
     return sum(n * UNSEEN for curve, n in parts if curve.endless)
 
 
 def largest_loss(parts: Parts) -> float:
-    """No finite loss is larger, so beyond it delta is the mass at infinity."""
+    """An upper bound on all finite losses, beyond which delta is the mass at infinity."""
     if is_single(parts) and isinstance(parts[0][0], (Response, LaplaceCurve)):
         return parts[0][0].support[1]  # as it was stated, or rounded up before
     return sum(n * curve.support[1] for curve, n in parts) * (1 + 1e-12)

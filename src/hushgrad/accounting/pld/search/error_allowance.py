@@ -1,4 +1,4 @@
-"""How much may be lost where, for an answer of a wanted accuracy, and the grids and windows that keep to it."""
+"""How much mass may be lost in each approximation for a wanted accuracy, and grids and windows that respect it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FARTHEST = 2.0**45  # points of a grid: their losses then have a relative error
 
 
 class Allowance:
-    """How much mass may be lost in which place, for an answer at ``delta``: a small share of the wanted error each."""
+    """How much mass each approximation may lose for an answer at ``delta``: a small share of the wanted error each."""
 
     def __init__(self, parts: Parts, delta: float, share: float = 1e-3) -> None:
         self.parts, self.delta = parts, delta
@@ -67,7 +67,7 @@ def _from_above(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
 
 
 def _widened(around: Window, grids: list[Part], step: float) -> Window:
-    """All losses, where that costs little: then nothing is lost or re-enters. Few steps need it, for which Chernoff is poor."""
+    """A window over all losses, if that is cheap: nothing is lost or wraps around. For few steps, where Chernoff's bound is weak."""
     least, most = range_of(grids)
     if (most - least) / step > max(POLICY.few_cells, 1.25 * (around.high - around.low) / step):
         return around

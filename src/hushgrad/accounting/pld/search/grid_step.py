@@ -51,7 +51,7 @@ class _Atoms:
 
     @classmethod
     def of(cls, parts: Parts, tilt: float) -> _Atoms | None:
-        """None where there are none to be fitted."""
+        """The atoms of these parts; None if there are none to fit."""
         rows = []
         for curve, n in parts:
             losses, share = weights_of(curve, tilt)

@@ -1,4 +1,4 @@
-r"""Where to look: tilt, window and grid step for a question, from a cheap estimate. Nothing here enters a bound.
+r"""Tilt, window and grid step for a question, from a cheap saddle-point estimate. Nothing here enters a bound.
 
 From the curve alone, E_P e^{tL} = 1 + t (t+1) \int e^{t eps} otm(eps) d eps, where otm is ``call`` to the right of zero and ``put``
 to the left (integrate (e^{-L})^{-t} twice by parts). The integrand is positive and small, so the cumulants of a million steps
