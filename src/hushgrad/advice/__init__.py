@@ -1,4 +1,4 @@
-"""Advice: from public facts alone to a recipe that needs no tuning, with what to expect of it and why."""
+"""Advice: a recipe that needs no tuning, from public facts alone, with the expected accuracy and the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""advise: which features, model, batch, steps, clip norm and rate, from public facts; what to expect, and why."""
+"""Choose features, model, batch size, steps, clip norm and learning rate from public facts; predict the accuracy and give reasons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hushgrad.train.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A recipe without its data's place, what to expect of it, and why it is what it is."""
+    """A recipe without the location of its data, the expected accuracy, and the reasons."""
 
     tables: Mapping[str, Any]
     plan: Plan

@@ -1,4 +1,4 @@
-"""A codebook: what is publicly known about a data set. Advice reads nothing else."""
+"""Codebooks: what is publicly known about a data set. Advice reads nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = ("table", "text", "images")
 
 
 class _Facts(Value, family="codebook"):
-    """Family of the codebooks."""
+    """The family of codebooks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,12 @@ class Codebook(_Facts):
         object.__setattr__(self, "crosses", crossed(self.crosses, self.columns))
 
     def encoder(self, *, buckets: int, weight: float, noise_multiplier: float) -> Encoder:
-        """How its records become rows.
+        """The encoder that turns records into rows.
 
         Args:
-            buckets: places for hashed words.
-            weight: of the words beside the looks of a text.
-            noise_multiplier: of what is learned before the run, where something is.
+            buckets: buckets for hashed words.
+            weight: of the words relative to the character statistics of a text.
+            noise_multiplier: of what is learned before the run, if anything is.
         """
         if self.kind == "table":
             about = {
@@ -111,7 +111,7 @@ class Codebook(_Facts):
 
     @property
     def width(self) -> int:
-        """Places of a table's rows."""
+        """The number of features in a table's row."""
         places = {column.name: column.places for column in self.columns}
         return sum(places.values()) + sum(places[one] * places[other] for one, other in self.crosses)
 

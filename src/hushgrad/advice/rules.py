@@ -3,7 +3,7 @@ r"""The rules behind ``hushgrad advise``, each with its evidence. They use publi
 Notation: n records, batch B = q n, T steps, noise multiplier sigma, clip norm C, rows x of length 1, mu the Gaussian privacy parameter
 of (epsilon, delta).
 
-**A linear model on fixed features, trained by DP-SGD.** Beside it stood objective perturbation (:class:`DPLogisticRegression` at its
+**A linear model on fixed features, trained by DP-SGD.** It was compared with objective perturbation (:class:`DPLogisticRegression` at its
 defaults) and full-batch descent, with the same rows. Test accuracy, for bank AUC, mean of 3 seeds, epsilon 0.3 / 1 / 3:
 
 | table | DP-SGD, q = 1/4, T = 320 | objective perturbation | full batch, T = 100 | not private |
@@ -17,7 +17,7 @@ So one way of training is enough, and it is the one with a journal, a ledger and
 
 **The learning rate** is set so that the noise which accumulates in a logit over a constant rate would have the standard deviation KAPPA:
 lr C = KAPPA B / (sigma sqrt(T)). It then falls linearly to 0. On the same tables KAPPA = 1/2 and 2 were worse by up to 1.4 points at
-epsilon 0.3 (1/2, spambase) and 0.6 points at epsilon 3 (2, adult). Where n mu = B sqrt(T) / sigma is small, KAPPA counts up to twice: the
+epsilon 0.3 (1/2, spambase) and 0.6 points at epsilon 3 (2, adult). If n mu = B sqrt(T) / sigma is small, KAPPA is up to doubled: the
 weights do not get far enough otherwise. Held-out quarters of the training records, full batches, KAPPA 1 / 2 / 3, nine runs each:
 
 | | n mu | KAPPA 1 / 2 / 3 |
@@ -37,8 +37,8 @@ travel lr C T/2 = n mu / 2 at most. Measured, the accuracy lost against the same
 | SMS, looks and words | 370 / 1,100 / 2,900 | 1.0 / 0.5 / 0.2 | 2.2 / 0.7 / 0.3 |
 | SMS, words alone | 370 / 1,100 / 2,900 | 5.7 / 1.9 / 0.9 | 5.4 / 1.8 / 0.7 (2,000) |
 
-(Lost on other splits than those of docs/accuracy.md.) It is right within a factor of two on small tables and SMS. Where it says less than
-half a point it says too little: there adult lost 0.63 / 0.28 / 0.20 and tweets 0.55 (here 0.04), and CIFAR-10 loses at least 3.6 points at
+(Losses on other splits than those of docs/accuracy.md.) It is right within a factor of two on small tables and SMS. Where it says less than
+half a point it is too low: there adult lost 0.63 / 0.28 / 0.20 and tweets 0.55 (here 0.04), and CIFAR-10 loses at least 3.6 points at
 epsilon 1 (here 1.5): features whose information is spread over thousands of places need more reach.
 """
 
@@ -131,7 +131,7 @@ def _kappa(kind: str, batch: float, noise_multiplier: float, steps: int) -> floa
 
 
 def steps_for(kind: str, *, batch: float, width: int, minutes: float) -> int:
-    """T: as many steps as there is time for, at least 40, at most ``STEPS``.
+    """T: as many steps as the time allows, at least 40, at most ``STEPS``.
 
     Args:
         kind: "table", "text" or "images".
@@ -144,7 +144,7 @@ def steps_for(kind: str, *, batch: float, width: int, minutes: float) -> int:
 
 
 def mean_noise(*, mu: float) -> float:
-    """The noise multiplier of what is released before the run: ``MEAN_NOISE``, and where the budget is small as much as it asks for.
+    """The noise multiplier of what is released before the run: ``MEAN_NOISE``, or more if the budget is small.
 
     >>> mean_noise(mu=0.3), round(mean_noise(mu=0.02))
     (30.0, 133)
@@ -153,7 +153,7 @@ def mean_noise(*, mu: float) -> float:
 
 
 def word_weight(*, records: int, mu: float) -> float:
-    """How much hashed words weigh beside the looks of a text: n mu / 2,000, between 0.1 and 3. Words need reach, looks do not.
+    """The weight of hashed words relative to character statistics: n mu / 2,000, between 0.1 and 3. Words need many steps, the others few.
 
     SMS, epsilon 0.3 (n mu = 370), weights 0 / 0.3 / 0.5 / 1: 98.1 / 98.0 / 98.0 / 97.3; epsilon 1 (1,100): 98.4 / 98.5 / 98.6 / 98.5.
     Tweets, epsilon 1 (21,000), a tenth of the training texts held out, weights 0.5 / 1 / 3: 68.8 / 71.5 / 72.6; not private 73.3.
@@ -165,5 +165,5 @@ def word_weight(*, records: int, mu: float) -> float:
 
 
 def expected_gap(kind: str, *, records: int, mu: float) -> float:
-    """Points of accuracy behind the same model without privacy, about; 100 are all there are."""
+    """Estimated points of accuracy below the same model without privacy, at most 100."""
     return min(100.0, GAP[kind] / (records * mu))

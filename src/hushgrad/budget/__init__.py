@@ -15,14 +15,14 @@
 |---|---|
 | ``values`` | data sets, reservations, statuses |
 | ``rows`` | the rows and their hash chain |
-| ``books`` | what the rows mean |
-| ``pricing`` | what charges cost together, and what would still fit |
-| ``store``, ``sqlite``, ``postgresql`` | where the rows are kept |
+| ``books`` | data sets and charges, replayed from the rows |
+| ``pricing`` | the joint cost of charges, and what would still fit |
+| ``store``, ``sqlite``, ``postgresql`` | storage of the rows |
 | ``policy`` | what an organisation allows |
-| ``folder`` | what the folder of a killed run proves |
+| ``folder`` | an upper bound on the steps of a killed run, from its folder |
 | ``chain`` | rows read, appended under the lock, verified |
-| ``admission``, ``closing`` | runs before they begin, and when they have ended |
-| ``ledger`` | the ledger itself: data sets and all of these |
+| ``admission`` | reservations before a run begins |
+| ``ledger`` | the ledger itself: data sets, commits and approvals |
 """
 
 from hushgrad.budget.chain import Verification

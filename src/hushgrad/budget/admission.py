@@ -1,4 +1,4 @@
-"""Runs that ask for room: reserved before they begin, or refused with what would still fit."""
+"""Reservations: room for a run before it begins, or a refusal that says what would still fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hushgrad.events import Event, Relation
 
 
 class Admission(Chain):
-    """A run from its reservation to its first step."""
+    """The part of a ledger that takes a run from its reservation to its first step."""
 
     def reserve(
         self,
@@ -31,7 +31,7 @@ class Admission(Chain):
         unit: str | None = None,
         relation: Relation | str | None = None,
     ) -> Reservation:
-        """Ask for room for a run, before it begins. It is charged in full from now on.
+        """Reserve room for a run before it begins. It is charged in full from now on.
 
         With ``hold=True`` the run may begin only after :meth:`begin`; until then it can be cancelled. ``unit`` and
         ``relation`` of the run, where given, must be the data set's: an epsilon per example is none per user.
@@ -68,14 +68,14 @@ class Admission(Chain):
     ) -> Reservation:
         """The run of a held reservation begins now: from here on it cannot be cancelled.
 
-        A run that can be continued says ``owner``, a fresh token for each of its lives, and ``before``, those that its folder holds
-        of earlier lives. Of two copies of one folder the first to go on is the run; the other's tokens are old ones by then, and it
+        A run that can be resumed passes ``owner``, a fresh token for each start, and ``before``, the tokens that its folder holds
+        from earlier starts. Of two copies of one folder the first to continue is the run; the other's tokens are then outdated, and it
         is refused before it releases anything.
 
         Args:
             reservation: the run's place in the ledger, or its id.
-            owner: the token of this life.
-            before: tokens of earlier lives.
+            owner: the token of this start.
+            before: tokens of earlier starts.
             identity: the run's name, by which its reservation is found again.
 
         Raises:
@@ -103,7 +103,7 @@ class Admission(Chain):
         return self._write(decide).reservation(id_of(reservation))
 
     def known_owner(self, reservation: Reservation | str, owners: Collection[str]) -> str:
-        """Which of these tokens is that of the run's last life; empty if none of them is."""
+        """Which of these tokens belongs to the run's last start; empty if none does."""
         known = self.reservation(id_of(reservation)).owner
         return next((owner for owner in owners if sealed(owner) == known), "")
 
@@ -132,7 +132,7 @@ def _require_comparable(known: Dataset, unit: str | None, relation: Relation | s
 
 
 class _Refused(Exception):
-    """The budget does not admit the run; the books on which that was decided, so that the reason can be found outside the lock."""
+    """The budget does not admit the run; carries the books of that decision, so that the reason can be computed outside the lock."""
 
     def __init__(self, books: Books) -> None:
         self.books = books
@@ -153,5 +153,5 @@ def _refusal(books: Books, dataset: str, event: Event) -> str:
 
 
 def sealed(owner: str) -> str:
-    """What the ledger holds of an owner's token: enough to know it again, and useless to who reads the ledger."""
+    """A digest of an owner's token for the ledger: enough to recognise it, and useless to readers of the ledger."""
     return hashlib.blake2b(owner.encode(), digest_size=16, person=b"hushgrad/owner").hexdigest()

@@ -1,7 +1,7 @@
-"""Which files belong to a finished run: ``report.json`` names each of them, and itself, by SHA-256.
+"""The files of a finished run: ``report.json`` names each of them, and itself, by SHA-256.
 
-That tells a file that was changed, cut short, lost or taken from another run. It is no protection against somebody who writes all of
-them anew: that is what the signature of a privacy card is for.
+This detects a file that was changed, truncated, lost or taken from another run. It does not protect against somebody who rewrites all of
+them: the signature of a privacy card does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMED = ("plan.json", "recipe.json", "ledger.json", "metrics.jsonl", "guarantee.
 
 
 class ForeignFile(ArgumentError):
-    """A file of a run is gone, was changed or is another run's. The sentence names it and quotes nothing of it."""
+    """A file of a run is missing, was changed or belongs to another run. The message names it and quotes nothing of it."""
 
 
 def with_digests(out: Path, content: Mapping[str, Any], later: Mapping[str, str]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def with_digests(out: Path, content: Mapping[str, Any], later: Mapping[str, str]
 
 
 def require_belonging(folder: Path, report: Mapping[str, Any]) -> bool:
-    """Every file is the one that the report names. Whether it names any: those of earlier versions do not.
+    """Require that every file is the one that the report names. Returns whether it names any; reports of earlier versions do not.
 
     Raises:
         ForeignFile: with the name of the file that is missing, was changed or is another run's.
@@ -71,7 +71,7 @@ def _require_file(file: Path, named: str | None) -> None:
 
 
 def require_own_model(file: Path, report: Mapping[str, Any]) -> None:
-    """A model file in a run's folder is the run's own.
+    """Require that a model file in a run's folder is the run's own.
 
     Args:
         file: the model file.

@@ -1,4 +1,4 @@
-"""The meaning of the rows: which data sets there are, and what each run is charged for. Replayed, never stored."""
+"""The state of a ledger: its data sets, and what each run is charged for. Replayed from the rows, never stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEXT = {"begin": ("held", "begun"), "cancel": ("held", "cancelled")}
 
 @dataclass
 class Books:
-    """What the rows up to number ``rows`` say. A row that cannot follow from the ones before it is refused, as damage."""
+    """The state after the first ``rows`` rows. A row that cannot follow from the ones before it is refused as damage."""
 
     rows: int = 0
     head: str = START
@@ -25,7 +25,7 @@ class Books:
     reservations: dict[str, Reservation] = field(default_factory=dict)
 
     def read(self, rows: Iterable[Row]) -> Books:
-        """Take in the next rows."""
+        """Process the next rows."""
         for row in rows:
             self._take(row)
             self.rows, self.head = row.number, row.hash
@@ -129,10 +129,10 @@ class Books:
         self.reservations[known.id] = replace(known, state=state, charged=charged, overrun=overrun, model=model)
 
     def _raised(self, known: Reservation, row: Row, event: Event) -> Event:
-        """What a closed run is charged for after a row about it: never less than before, whoever has appended the row.
+        """The charge of a closed run after a further row about it: never less than before, whoever appended the row.
 
-        A part of what was charged is damage. Of two events of which neither is part of the other the costlier one counts: which of them
-        that is, accountants of two versions may see differently in the last digit, and no ledger is to break by that.
+        A row that claims a part of what was charged is damage. If neither event is part of the other, the costlier one counts: which one
+        it is may differ between versions of the accountant in the last digit, and that must not break a ledger.
 
         Raises:
             BrokenChain: for a row that lowers the charge by its very words.

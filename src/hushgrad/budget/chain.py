@@ -1,4 +1,4 @@
-"""The chain of rows behind a ledger: read and checked, appended to under the store's one lock, verified."""
+"""The chain of rows behind a ledger: read and checked, appended under the store's only lock, and verified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EMPTY = "Row 1 is missing: the ledger is empty."
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(_Account):
-    """What ``verify`` found: ``ok``, how many rows are good, the head to note down elsewhere, and the first problem if any."""
+    """The result of ``verify``: ``ok``, the number of good rows, the head to record elsewhere, and the first problem if any."""
 
     ok: bool
     rows: int
@@ -75,13 +75,13 @@ class Chain:
 
     @property
     def head(self) -> str:
-        """The hash of the last row. Note it elsewhere: it proves later that nothing before it was changed or cut off."""
+        """The hash of the last row. Record it elsewhere: it proves later that nothing before it was changed or cut off."""
         return self._books().head
 
     def verify(self, *, head: str | None = None) -> Verification:
         """Check every row, the chain and, with ``head``, that the chain goes through a hash that was noted before.
 
-        Without ``head`` a chain that was cut off at its end, or wholly rewritten, is not found out.
+        Without ``head`` a chain that was cut off at its end, or wholly rewritten, is not detected.
         """
         books, heads = Books(), set()
         try:
@@ -97,7 +97,7 @@ class Chain:
         return Verification(ok=True, rows=books.rows, head=books.head)
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         self._store.close()
 
     def __repr__(self) -> str:
@@ -107,10 +107,10 @@ class Chain:
         return Books().read(self.entries())
 
     def _write(self, decide: Callable[[Books], dict[str, Any] | None]) -> Books:
-        """Append the row that ``decide`` makes of the books, or nothing for None; the books afterwards.
+        """Append the row that ``decide`` makes from the books, or nothing for None; returns the books afterwards.
 
-        ``decide`` is first asked outside the lock: it prices (the answer is remembered) or refuses without disturbing others.
-        What counts is its second answer, inside the lock, on the rows that are there then.
+        ``decide`` is first called outside the lock, where it prices (the answer is cached) or refuses without blocking others.
+        Only its second answer counts, inside the lock, on the rows that exist then.
         """
         books = self._books()
         if decide(books) is None:
@@ -125,17 +125,17 @@ class Chain:
 
 
 def id_of(reservation: Reservation | str) -> str:
-    """The id of a reservation that is given by itself or by its id."""
+    """The id of a reservation, given itself or its id."""
     return reservation.id if isinstance(reservation, Reservation) else str(_check.instance(str, reservation=reservation))
 
 
 def catch_up(books: Books, writer: Writer) -> None:
-    """Take in what other writers appended meanwhile; the rows before were checked just now, outside the lock."""
+    """Process the rows that other writers appended meanwhile; earlier rows were checked just before, outside the lock."""
     books.read(checked(writer.rows(books.rows), number=books.rows, previous=books.head))
 
 
 def next_row(books: Books, **content: Any) -> Row:
-    """The row behind those that the books have read."""
+    """The row after those that the books have read."""
     time = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Row(number=books.rows + 1, previous=books.head, time=time, **content)
 

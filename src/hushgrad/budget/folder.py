@@ -1,4 +1,4 @@
-r"""What a run folder proves about a run that ended early: an upper bound on the steps that it took.
+r"""An upper bound on the steps of a run that ended early, from its folder.
 
 **Why the charge is never below what was released.** ``hushgrad train`` charges a step before it takes it, and saves a
 checkpoint after every ``checkpoint_every``-th step (and when it is interrupted) *before* it takes another one. So a run whose
@@ -51,14 +51,14 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What to charge, and why."""
+    """The event to charge, and the reason."""
 
     event: Event
     why: str
 
 
 def finding(folder: Path, reserved: Event, *, identity: str = "") -> Finding:
-    """What a run in ``folder`` may have released, given that it is not running any more; ``identity`` is its name, where it is known."""
+    """What a stopped run in ``folder`` may have released; ``identity`` is its name, if known."""
     if (folder / "guarantee.json").is_file():
         return _finished(folder, reserved, identity)
     try:
@@ -100,7 +100,7 @@ def _unfinished(folder: Path, reserved: Event, identity: str) -> Finding:
 
 
 def _saved_books(path: Path) -> dict[str, Any]:
-    """The counts in a checkpoint. Empty where nothing was ever saved.
+    """The counts in a checkpoint; empty if nothing was ever saved.
 
     Raises:
         ValueError: for a damaged file, found by the digest that it carries.
@@ -164,7 +164,7 @@ def reservation_of(folder: Path) -> str:
 
 
 def owners_of(folder: Path) -> list[str]:
-    """The tokens of the lives of the run in ``folder``: of the last one, and of one that was about to begin."""
+    """The tokens of the starts of the run in ``folder``: the last one, and one that was about to begin."""
     path = folder / RESERVATION
     content = _read(path) if path.is_file() else {}
     return [str(content[name]) for name in ("owner", "next") if content.get(name)]
@@ -177,14 +177,14 @@ def identity_of(folder: Path) -> str:
 
 
 def retire(folder: Path, why: str) -> None:
-    """Make sure that the run cannot go on: every secret is erased, so that no more of its steps can be taken, or undone."""
+    """Make sure that the run cannot continue: erase every secret, so that no more of its steps can be taken or undone."""
     (folder / SETTLED).write_text(json.dumps({"settled": why}) + "\n", encoding="utf-8")
     destroy(folder)
 
 
 @contextmanager
 def holding(folder: Path) -> Iterator[bool]:
-    """Own a run folder for the block; False if another process owns it: the run is alive."""
+    """Own a run folder for the block; False if another process owns it, that is if the run is alive."""
     try:
         owner = Owner(folder)
     except StorageError:

@@ -24,7 +24,7 @@ _FORKED = Unanalysed("a copy of the run went on beside it: both released under t
 
 
 class Closing(Admission):
-    """A run from its last step on."""
+    """The part of a ledger that closes runs."""
 
     def commit(
         self,
@@ -36,19 +36,19 @@ class Closing(Admission):
         model: str = "",
         owner: str | None = None,
     ) -> Reservation:
-        """Say what a run really did; it is charged for that from now on.
+        """Record what a run really did; it is charged for that from now on.
 
-        A run that did more than it is charged for is recorded at once, as an overrun, and then refused, so that nobody can
-        miss it; ``overrun=True`` says that you know. A finished run's charge never goes down, and the same words twice are
-        one commit. ``owner`` is what the run said when it began: where a copy of it has begun since, both may have released
+        A run that did more than it is charged for is recorded at once, as an overrun, and then refused, so that it cannot be
+        missed; ``overrun=True`` acknowledges it. A finished run's charge never goes down, and repeating a commit changes
+        nothing. ``owner`` is the token that the run began with: if a copy of it has begun since, both may have released
         values under the same noise, and no theorem covers that.
 
         Args:
             reservation: the run's place in the ledger, or its id.
             event: what it did.
-            overrun: you know that more happened than was reserved.
+            overrun: acknowledge that more happened than was reserved.
             note: a remark for the row.
-            model: SHA-256 of the model file, in hex: what :meth:`booked` finds the run by.
+            model: SHA-256 of the model file, in hex; :meth:`booked` finds the run by it.
             owner: the token that the run began with, if it did with one.
 
         Raises:
@@ -67,11 +67,11 @@ class Closing(Admission):
     def settle(self, reservation: Reservation | str, run_folder: str | Path) -> Reservation:
         """Close the reservation of a run that was killed, by what its folder proves; see ``hushgrad.budget.folder``.
 
-        The run is charged for the steps up to the checkpoint that it would have saved next, and cannot go on afterwards: its
+        The run is charged for the steps up to the checkpoint that it would have saved next, and cannot continue afterwards: its
         key is erased. Where the folder proves nothing, the whole reservation stays charged.
 
         Raises:
-            ArgumentError: if the folder is another run's, or the run is still going on (on this machine).
+            ArgumentError: if the folder belongs to another run, or the run is still alive (on this machine).
         """
         identifier, folder = id_of(reservation), Path(run_folder)
         if not folder.is_dir():
@@ -96,7 +96,7 @@ class Closing(Admission):
     def approve(self, reservation: Reservation | str, *, by: str) -> Reservation:
         """Approve a run; a policy may ask for several people's approval before its model is released.
 
-        The ledger records who says so; it cannot know who really does. Whoever can write it can write a name.
+        The ledger records the given name; it cannot verify it. Anyone who can write the ledger can write a name.
 
         Args:
             reservation: the run's place in the ledger, or its id.
@@ -114,12 +114,12 @@ class Closing(Admission):
         return self._write(decide).reservation(identifier)
 
     def booked(self, model: str) -> Reservation | None:
-        """The run that was committed with this model file, by its SHA-256; None where no run was."""
+        """The run that was committed with this model file, by its SHA-256; None if there is none."""
         found = [r for r in self.reservations() if r.model == model and r.state in ("committed", "settled")]
         return found[-1] if found else None
 
     def _require_own(self, folder: Path, identifier: str) -> None:
-        """The folder names the reservation; or, where that file is lost, its run has the reservation's identity."""
+        """Require that the folder names the reservation or, if that file is lost, that its run has the reservation's identity."""
         named = folders.reservation_of(folder)
         if named != identifier and (named or folders.identity_of(folder) != (self.reservation(identifier).identity or None)):
             _check.fail("run_folder", str(folder), f"to be of the run that reserved {identifier}")
@@ -131,7 +131,7 @@ class Closing(Admission):
             )
 
     def of_folder(self, run_folder: str | Path) -> str:
-        """The id of the reservation of the run in a folder, or empty; where ``reservation.json`` is lost, by the run's identity."""
+        """The id of the reservation of the run in a folder, or empty; found by the run's identity if ``reservation.json`` is lost."""
         folder = Path(run_folder)
         identity = folders.identity_of(folder)
         found = (r.id for r in self.reservations() if identity and r.identity == identity)

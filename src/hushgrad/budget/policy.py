@@ -20,7 +20,7 @@ _LARGEST = 1 << 20
 
 
 class _Rules(Value, family="policy"):
-    """Family of the policies."""
+    """The family of policies."""
 
 
 @dataclass(frozen=True, kw_only=True)

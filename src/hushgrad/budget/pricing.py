@@ -35,7 +35,7 @@ def price(dataset: Dataset, charges: tuple[Event, ...]) -> float:
 
 
 def _composed(dataset: Dataset, charges: tuple[Event, ...]) -> float:
-    """By privacy-loss distributions. For a part without one (a selection, a rho) two bounds hold, and the better one counts.
+    """Composed by privacy-loss distributions. For a part without one (a selection, a rho) two bounds hold, and the better one is used.
 
     Everything by Rényi divergences, or each such part as an (epsilon_i, delta_i)-DP step, whose deltas are half of the budget's.
     """
@@ -113,10 +113,10 @@ def _filtered(dataset: Dataset, charges: tuple[Event, ...], kind: str, plan: Eve
 
 
 def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Event, ...] = ()) -> bool:
-    """Whether what happened costs more than what was reserved for it, beside all ``others`` that are charged.
+    """Whether what happened costs more than what was reserved for it, together with all ``others`` that are charged.
 
-    A part of the reserved steps is less by definition, whatever the last digits of two epsilons say; other events are compared by
-    their epsilon at the budget's delta. Two events of one epsilon may compose differently, so what happened must also leave
+    A part of the reserved steps is less by definition, whatever the last digits of two epsilons are; other events are compared by
+    their epsilon at the budget's delta. Two events with the same epsilon may compose differently, so what happened must also leave
     everything together within the budget.
     """
     if is_part(happened, reserved):
@@ -132,7 +132,7 @@ def exceeds(dataset: Dataset, happened: Event, reserved: Event, others: tuple[Ev
 
 
 def is_part(happened: Event, reserved: Event) -> bool:
-    """Whether everything that happened was reserved, as often at least."""
+    """Whether everything that happened was reserved, at least as often."""
     from hushgrad.accounting.base import count_leaves
 
     counts: tuple[dict[Event, int], dict[Event, int]] = ({}, {})
@@ -175,7 +175,7 @@ def _largest(fit: Callable[[int], bool], times: int) -> int:
 
 
 def _noise_factor(event: Event, fit: Callable[[Event], bool]) -> float | None:
-    """The smallest factor, to 1%, that makes the event fit; None where it has no noise to scale, or 1000 times do not do."""
+    """The smallest factor, to 1%, that makes the event fit; None if it has no noise to scale, or a factor of 1000 is not enough."""
     if scaled(event, 2.0) == event:
         return None
     high = 2.0

@@ -3,8 +3,8 @@ r"""The rows of a ledger and their hash chain.
 Row n is stored as a text b_n, canonical JSON that names its own number and h_{n-1}, and its hash h_n = SHA-256(b_n), with
 h_0 = 64 zeros. A row that is changed, removed, inserted or moved breaks the chain at that row.
 
-**What a chain cannot tell.** Cut off after row m it is still a chain, and whoever can write the file can compute a whole new
-one. Both are found by who has noted a *head* (the last hash) elsewhere: ``verify(head=...)`` looks for it in the chain.
+**What a chain cannot show.** Cut off after row m it is still a chain, and anyone who can write the file can compute a whole new
+one. A *head* (the last hash) that was recorded elsewhere detects both: ``verify(head=...)`` looks for it in the chain.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Row(_Account):
 
 @dataclass(frozen=True)
 class Stored:
-    """A row as the data base holds it: nothing about it is believed yet."""
+    """A row as the database holds it, not yet checked."""
 
     number: int
     text: str

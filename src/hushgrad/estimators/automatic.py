@@ -1,16 +1,16 @@
-r"""What ``method="auto"`` decides: objective perturbation or gradient descent, and where a support vector machine draws its line.
+r"""What ``method="auto"`` decides: objective perturbation or gradient descent, and the threshold of a support vector machine.
 
-**Which method.** Gradient descent, or objective perturbation where records are plenty for epsilon; :mod:`hushgrad.estimators.rules` says
-how many, and how that was measured. A small share of epsilon buys a noisy count of the records; under replace-one and zero-out their
-number is public. An ``l2`` of the user's own, and delta = 0, mean objective perturbation.
+**Which method.** Gradient descent, or objective perturbation if there are many records for epsilon; :mod:`hushgrad.estimators.rules` says
+how many, and how that was measured. A small share of epsilon pays for a noisy count of the records; under replace-one and zero-out their
+number is public. With the user's own ``l2``, and with delta = 0, the objective is perturbed.
 
-**Where the line is drawn.** A hinge loss that is regularised strongly, as objective perturbation needs it, ranks well and puts its
-threshold anywhere: it counts the classes. A share of epsilon chooses a better one among a few public multiples of the largest possible
-score, by the number of records on their right side. Staying at 0 has as much weight as all others together, so little is lost where the
-line was good. Gradient descent has no such regulariser; its line stays.
+**Which threshold.** A hinge loss that is regularised as strongly as objective perturbation needs ranks well, but its threshold is
+arbitrary: it counts the classes. A share of epsilon chooses a better one among a few public multiples of the largest possible
+score, by the number of records on their right side. Staying at 0 has as much weight as all others together, so little is lost if the
+threshold was good. Gradient descent has no such regulariser and keeps its threshold.
 
 **Formal guarantee.** A count moves by at most 1 with one record, added, removed or replaced; so does the number of records on their right
-side of any line. Laplace noise and the exponential mechanism (McSherry and Talwar 2007, theorem 6; a constant added to one candidate's
+side of any threshold. Laplace noise and the exponential mechanism (McSherry and Talwar 2007, theorem 6; a constant added to one candidate's
 score does not change its sensitivity) are pure, and the parts of epsilon add up. Under add/remove the choice P(i) ∝ exp(ε u_i) needs no
 factor of 1/2: a record that joins raises each score by 0 or 1 and lowers none, so that exp(ε u_i) and the sum of all of them both grow by
 a factor between 1 and e^ε, and their quotient moves by at most e^ε either way.
@@ -34,7 +34,7 @@ _LINES = 2.0 ** (-np.arange(17) / 2)  # from the largest possible score down to 
 
 
 def prefers_descent(budget: Budget, loss: LinearLoss, records: int, random: Randomness) -> tuple[bool, Budget, Event | None]:
-    """(whether to descend, what is left of the budget, what was spent on finding out)."""
+    """Whether to use gradient descent, the remaining budget, and what was spent on the decision."""
     if budget.delta == 0:
         return False, budget, None
     if budget.relation is not Relation.ADD_REMOVE:  # the number of records is the same in both data sets
@@ -71,7 +71,7 @@ def drawn_line(
 
 
 def together(release: Release, spent: Event, budget: Budget) -> Release:
-    """The release with what was spent beside it: by basic composition that is ``budget``."""
+    """The release together with what was spent before it; by basic composition both cost ``budget``."""
     first = release.guarantee
     how = f"{first.accountant}, basic composition"
     return replace(release, guarantee=budget.guarantee(Compose([first.event, spent]), how, first.notes))

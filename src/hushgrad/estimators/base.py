@@ -1,4 +1,4 @@
-"""What every private estimator says of itself: the papers behind it, what it releases and why it may, and small instances."""
+"""The base class of private estimators: papers, released attributes with reasons, and small instances for tests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LABELS = "given, or taken from the data and noted in the guarantee"
 class DPEstimator(BaseEstimator):
     """A scikit-learn estimator whose ``fit`` is differentially private; the guarantee is in ``guarantee_``.
 
-    **Formal guarantee.** Whoever sees a fitted estimator, printed, pickled or attribute by attribute, sees its arguments and what
-    ``released`` lists, and nothing else. The conformance tests, which run over every estimator of the room, hold it to that.
+    **Formal guarantee.** A fitted estimator, whether printed, pickled or read attribute by attribute, reveals its arguments and what
+    ``released`` lists, and nothing else. Conformance tests check this for every estimator.
     """
 
     papers: ClassVar[tuple[Paper, ...]] = ()

@@ -30,9 +30,9 @@ _TOO_FAR = (
 
 
 def validated(estimator: Any, *data: Any, **options: Any) -> Any:
-    """scikit-learn's validation, in double precision and without a word about numbers that are finite and large.
+    """scikit-learn's validation in double precision, without warnings about finite but large numbers.
 
-    Its sums overflow where one record is huge, and a warning would tell of a record that is then scaled to the bound.
+    Its sums overflow if one record is huge, and a warning would reveal a record that is then scaled to the bound.
     """
     with unquoted():
         return validate_data(estimator, *data, dtype=np.float64, **options)
@@ -40,7 +40,7 @@ def validated(estimator: Any, *data: Any, **options: Any) -> Any:
 
 @contextmanager
 def unquoted() -> Iterator[None]:
-    """No warning of numpy's, and errors of a validation without the rows and words that it quotes: errors go to logs and to mail."""
+    """Suppress numpy's warnings, and remove quoted rows and words from validation errors, because errors end up in logs and mail."""
     try:
         with np.errstate(all="ignore"):
             yield
@@ -53,9 +53,9 @@ def unquoted() -> Iterator[None]:
 
 @contextmanager
 def representable() -> Iterator[None]:
-    """Arithmetic that leaves the range of double precision is refused: infinity is no noise, and NaN no coefficient.
+    """Refuse arithmetic that leaves the range of double precision: infinite noise or NaN coefficients protect nothing.
 
-    What rounds to zero is no matter, whatever numpy was told before: which numbers are that small is a matter of the data.
+    Underflow to zero is ignored, whatever numpy was told before, because it depends on the data which numbers are that small.
     """
     try:
         with np.errstate(all="raise", under="ignore"):
@@ -65,13 +65,13 @@ def representable() -> Iterator[None]:
 
 
 def finite(**results: np.ndarray) -> None:
-    """Refuse results that are no finite numbers, where they were computed without numpy raising an error."""
+    """Refuse results that are not finite, for computations in which numpy raises no error."""
     if not all(np.isfinite(result).all() for result in results.values()):
         raise ArgumentError(_TOO_FAR)
 
 
 def regulariser(l2: float | str, *, zero: bool = False) -> float | None:
-    """None for "auto"; else λ as a number."""
+    """The regulariser λ as a number, or None for "auto"."""
     if l2 == "auto":
         return None
     remedy = 'Use l2="auto" to have it chosen.'
@@ -81,7 +81,7 @@ def regulariser(l2: float | str, *, zero: bool = False) -> float | None:
 
 
 class RowTooLong(ArgumentError):
-    """What the user promised about the data does not hold."""
+    """A row is longer than the bound that the user promised."""
 
 
 def bounded_rows(X: np.ndarray, data_norm: float | None, *, out_of_bounds: str) -> np.ndarray:

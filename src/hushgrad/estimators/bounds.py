@@ -1,4 +1,4 @@
-r"""The lectures' bounds on the excess risk of private convex learning, with explicit constants.
+r"""Textbook bounds on the excess risk of private convex learning, with explicit constants.
 
 n records, d parameters, an L-Lipschitz convex loss averaged over the records, a domain of diameter D. Every bound is at most L D, which
 any point of the domain achieves.

@@ -19,7 +19,7 @@ terms each of which moves by q or 1 - q (by at most 1) in size. For the formula:
 do not fall. If L(t - w) > qn, s = t - w attains it, as R >= L; likewise s = t + w if R(t + w) < qn. Otherwise the closed, non-empty
 interval of q-quantiles begins at or before t + w and ends at or after t - w, so it meets the window, and u_w(t) = 0. ∎
 
-Why: n equal values leave no interval at their own place, and for w = 0 the mechanism, a density, would give the place no weight at all: the
+Why: n equal values leave no interval at their position, and for w = 0 the mechanism, a density, would give that position no weight: the
 median of n fives between 0 and 10 would be uniform. With w it lies within w of five but for a share e^{-εn/4Δ} (high - low)/2w.
 
 Continuous mechanisms in more dimensions are refused: they need Markov chains, and a chain that has not converged has no guarantee.
@@ -42,7 +42,7 @@ from hushgrad.events import Relation
 def select(
     scores: ArrayLike, *, epsilon: float, sensitivity: float, method: str = "permute_and_flip", random_state: int | None = None
 ) -> int:
-    """The number of a candidate with a nearly best score, ``epsilon``-DP.
+    """The index of a candidate with a nearly best score, ``epsilon``-DP.
 
     **Formal guarantee.** epsilon-DP if one record changes every score by at most ``sensitivity``.
 
@@ -68,7 +68,7 @@ def select(
 
 
 def selected(u: np.ndarray, *, epsilon: float, sensitivity: float, method: str, random: Randomness) -> int:
-    """:func:`select` for numbers from a stream that is there already."""
+    """:func:`select` with random numbers from an existing stream."""
     scale = _check.positive(epsilon=epsilon) / (2 * _check.positive(sensitivity=sensitivity))
     if _check.one_of(("permute_and_flip", "gumbel"), method=method) == "gumbel":
         return int(np.argmax(scale * u + random.gumbel(u.size)))
@@ -96,7 +96,7 @@ def quantile(
         q: Which quantile; 0.5 is the median.
         epsilon: The privacy budget.
         bounds: (low, high), known without looking at the data.
-        resolution: How near is near enough; (high - low)/2²⁰ if None. Values that are equal, or nearer to each other, count as one place.
+        resolution: The accuracy that you need; (high - low)/2²⁰ if None. Values closer than this count as one.
         relation: "add_remove", "replace_one" or "zero_out".
         random_state: None draws from the operating system.
 

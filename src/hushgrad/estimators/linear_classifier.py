@@ -1,4 +1,4 @@
-"""What the private linear classifiers share: validation, methods, one predictor per class or one in all."""
+"""Shared code of the private linear classifiers: validation, methods, and one joint predictor or one per class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTERCEPT = 0.25
 
 
 def class_numbers(classes: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The place of each label in ``classes``, which are sorted.
+    """The index of each label in the sorted ``classes``.
 
     Raises:
         ArgumentError: for a label that is none of them, or for a single class.
@@ -43,7 +43,7 @@ def class_numbers(classes: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LinearClassifier(ClassifierMixin, OnBoundedRows):
-    """A linear score per class, or one for two classes; a final class says by which loss."""
+    """A linear score per class, or one score for two classes; subclasses define the loss."""
 
     released: ClassVar = {
         **OnBoundedRows.released,
@@ -118,7 +118,7 @@ class LinearClassifier(ClassifierMixin, OnBoundedRows):
         return release if spent is None else together(release, spent, budget)
 
     def _choice(self, problem: Problem, budget: Budget, random: Randomness) -> tuple[bool, Budget, Event | None]:
-        """Whether to descend, what is left, what was spent; who gives a regulariser asks for the minimum of that very objective."""
+        """Whether to descend, the remaining budget and what was spent; with the user's own ``l2`` the objective is always perturbed."""
         if regulariser(self.l2) is not None:
             return False, budget, None
         return prefers_descent(budget, problem.loss, len(problem.X), random)

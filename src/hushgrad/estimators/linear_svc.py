@@ -21,7 +21,7 @@ from hushgrad.events import Compose, PureDP
 class DPLinearSVC(LinearClassifier):
     """Differentially private linear support vector classifier: the hinge loss with its corner rounded over ``width``.
 
-    Arguments, guarantee and methods as for :class:`DPLogisticRegression`; more than two classes are fitted one against the rest. With
+    Arguments, guarantee and methods are those of :class:`DPLogisticRegression`. More than two classes are fitted one against the rest. With
     ``method="auto"`` and two classes a share of epsilon chooses the threshold.
 
         >>> from sklearn.datasets import make_classification
@@ -39,7 +39,7 @@ class DPLinearSVC(LinearClassifier):
         return HuberHinge(_check.positive(width=self.width))
 
     def _release(self, problem: Problem, budget: Budget, random: Randomness) -> Release:
-        """With ``method="auto"`` objective perturbation's threshold is chosen anew: a strong regulariser makes it count the classes."""
+        """With ``method="auto"``, choose the threshold again after objective perturbation, whose regulariser makes it count the classes."""
         if self.method != "auto" or not self.fit_intercept or len(self.classes_) != 2:
             return super()._release(problem, budget, random)
         descends, left, counted = self._choice(problem, budget, random)

@@ -37,11 +37,11 @@ class DPLogisticRegression(LinearClassifier):
 
     Minimises Σ log-loss + l2/2 ‖θ‖² privately. ``method="objective"`` perturbs the objective and is calibrated by the vertex theorem of
     :mod:`hushgrad.estimators.objective`; "output" adds noise to the minimum; "gd" is full-batch noisy gradient descent with tail
-    averaging; "auto" is "gd", or "objective" where records are plenty for epsilon, see :mod:`hushgrad.estimators.rules`.
+    averaging; "auto" is "gd", or "objective" if there are many records for epsilon, see :mod:`hushgrad.estimators.rules`.
 
     **Formal guarantee.** ``fit`` is (epsilon, delta)-DP under ``relation`` with respect to one row, provided that ``data_norm`` (and
     ``classes``, where given) was chosen without looking at the data. With a ``random_state`` it is reproducible, hence not private
-    against whoever knows the seed; ``guarantee_`` says so.
+    against anyone who knows the seed; ``guarantee_`` says so.
 
         >>> from sklearn.datasets import load_breast_cancer
         >>> from sklearn.preprocessing import normalize

@@ -1,4 +1,4 @@
-"""The three ways to a private linear predictor: perturb the objective, the output, or the steps of gradient descent.
+"""Three ways to a private linear predictor: perturb the objective, the output, or the steps of gradient descent.
 
 Each returns a :class:`Release`: the parameters, what was spent, and how. All of them bound one record's influence by the loss's
 slopes and the public row norm, so nothing is clipped and nothing is estimated from the data.
@@ -75,9 +75,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Release:
-    """What a method gives out: private parameters of shape (outputs, features).
+    """The output of a method: private parameters of shape (outputs, features).
 
-    ``iterations`` is how many were allowed. How many it took to reach the minimum is a function of the data that no noise hides.
+    ``iterations`` is the number that was allowed. The number that was needed depends on the data, and no noise hides it.
     """
 
     theta: np.ndarray
@@ -113,7 +113,7 @@ def objective_perturbation(
 
 
 def _objective_l2(problem: Problem, budget: Budget) -> float:
-    """The l2 chosen for the user: from public facts only, so that it costs nothing."""
+    """The default l2; it depends on public facts only, so it costs nothing."""
     if problem.loss.curvature_vanishes_at_vertex:
         ratio = budget.epsilon / (_FREE_RATIO * budget.relation.contributions)
     else:

@@ -141,7 +141,7 @@ def pure_noise(epsilon: float, *, loss: LinearLoss, row_norm: float, l2: float, 
 
 @dataclass(frozen=True)
 class Classical:
-    """What a classical theorem asks for: noise of this scale, and at least this much l2 (λ of the summed objective)."""
+    """The requirements of a classical theorem: noise of this scale, and at least this l2 (λ of the summed objective)."""
 
     scale: float
     l2: float

@@ -1,6 +1,6 @@
-"""Where the estimators' noise comes from: the operating system, or a seed that is declared as such.
+"""The source of the estimators' noise: the operating system, or a seed that is declared as such.
 
-A private estimator draws a few thousand numbers, so it can afford the best there are: every uniform consumes 64 fresh bits of
+A private estimator draws a few thousand numbers, so it can afford a slow and strong source: every uniform consumes 64 fresh bits of
 ``os.urandom`` and becomes a Gaussian through the inverse distribution function, which has no gap up to 8.2 standard deviations.
 """
 
@@ -16,7 +16,7 @@ REPRODUCIBLE = "Reproducible: not private against whoever knows random_state"
 
 
 class Randomness(ABC):
-    """A stream of uniform numbers, and what the mechanisms make of them."""
+    """A stream of uniform numbers, and the distributions that the mechanisms need."""
 
     notes: tuple[str, ...] = ()
 
@@ -25,7 +25,7 @@ class Randomness(ABC):
         """``count`` uniform 64-bit integers."""
 
     def beside(self) -> Randomness:
-        """A stream for something else: asking for it does not move this one, where this one can be repeated at all."""
+        """A separate stream for another purpose; creating it does not advance this one, if this one is reproducible."""
         return self
 
     def uniform(self, size: int) -> np.ndarray:

@@ -139,7 +139,7 @@ class DPRidge(_LinearRegressor):
 class DPLinearRegression(_LinearRegressor):
     """Differentially private least squares: :class:`DPRidge` with noisy sufficient statistics and the least regularisation they allow.
 
-    Arguments and guarantee as for :class:`DPRidge`.
+    Arguments and guarantee are those of :class:`DPRidge`.
 
         >>> X = np.linspace(-1, 1, 20_000)[:, None]
         >>> model = DPLinearRegression(epsilon=1.0, data_norm=1.0, target_bounds=(-1, 1), random_state=0).fit(X, 0.5 * X[:, 0])

@@ -1,18 +1,18 @@
-r"""Every choice that is made for the user from public facts, and what it was measured on.
+r"""The rules by which estimators choose settings from public facts, with the measurements behind them.
 
 Notation: n records (their noisy count), d parameters, rows of norm at most R, μ the Gaussian budget of (epsilon, delta), c = 2 under
 replace-one and 1 otherwise.
 
-**How far a step goes** (:func:`descent_rate`). A hundred noisy steps are a random walk of length ∝ √d R/μ beside a signal ∝ n R, which
-fades as margins are reached: where n μ/√d is small, long steps trade signal for noise. So steps are shortened in proportion below 45.
+**The step size** (:func:`descent_rate`). A hundred noisy steps are a random walk of length ∝ √d R/μ next to a signal ∝ n R, which
+fades as margins are reached: if n μ/√d is small, long steps trade signal for noise. So steps are shortened in proportion below 45.
 
 **Objective perturbation or gradient descent** (:data:`PLENTY`). The first needs a regulariser ∝ R²/epsilon; the second stops early, which
-acts like one ∝ n R²/1000. So the first is the better one where n epsilon is large. Where that begins depends on the loss: the curvature of
+acts like one ∝ n R²/1000. So the first is better if n epsilon is large. How large depends on the loss: the curvature of
 logistic regression is free, that of the others costs a part of epsilon.
 
-**Evidence.** Eight seeds, each with a split of its own, paired; ± are two standard errors; points of accuracy beside full steps of descent.
+**Evidence.** Points of accuracy relative to full steps of descent; eight seeds, each with its own split, paired; ± are two standard errors.
 
-* Steps were looked for on spambase, MAGIC and bank, centred and in [0, 1], at n epsilon/√d from 14 to 483, and tried on others: SMS texts,
+* Steps were chosen on spambase, MAGIC and bank, centred and in [0, 1], at n epsilon/√d from 14 to 483, and tried on others: SMS texts,
   breast cancer, families of ``make_classification`` with 6 to 257 parameters. There 24 of 44 are better beyond two standard errors (up to
   +6.8 ± 3), none is worse.
 * Objective perturbation of logistic regression was worse below 6,000 (SMS at 4,459: -0.8 ± 0.4; 6 parameters at 3,674: -0.3 ± 0.2). Above,

@@ -41,19 +41,19 @@ def _best_has(name: str):
 class DPGridSearch(MetaEstimatorMixin, DPEstimator):
     r"""Grid search whose privacy cost does not grow with the number of candidates.
 
-    Every record is put, by a coin, into a training or a scoring part; a row of zeros of each class, which belongs to nobody, joins the
-    first. A random number K of times a random candidate is trained on the one part, epsilon_0-DP with delta 0, and its number of correct
-    predictions on the other is released with Laplace noise 1/epsilon_0; only the best scored model is kept.
+    Every record goes, at random, into a training or a scoring part; a row of zeros of each class, which belongs to nobody, joins the
+    first. K times, K random, a random candidate is trained on the first part, epsilon_0-DP with delta 0, and its number of correct
+    predictions on the second is released with Laplace noise 1/epsilon_0; only the model with the best score is kept.
 
     **Formal guarantee.** Each trial is epsilon_0-DP (a record is in one part only, and the training part is never empty: that would be a
     lost trial, with a probability that a record changes fivefold). With K truncated negative binomial of shape η the selection
     is (2 + η) epsilon_0-DP, and (epsilon, delta)-DP for the smaller epsilon that the Rényi analysis gives (Papernot and Steinke 2022,
-    corollary 4 and theorem 2). epsilon_0 is chosen so that the total is the ``epsilon`` asked for. The winner was chosen by its
+    corollary 4 and theorem 2). epsilon_0 is chosen so that the total is ``epsilon``. The winner was chosen by its
     score, so its own ``guarantee_`` is that of the selection, too.
 
     **K is a secret** of the theorem, as are the scores, the losers and how often each candidate was drawn: together with the winner they
     would cost more (delta 0.12 at a claimed (3, 1e-6)-DP for the default K). None of them is kept in an attribute, a warning or a log.
-    *Time* is not hidden: whoever can measure how long ``fit`` took learns K roughly, and no theorem here covers that.
+    *Time* is not hidden: anyone who can measure how long ``fit`` took learns K roughly, and no theorem here covers that.
 
     A candidate that cannot be trained (an l2 that leaves nothing of epsilon, a minimum out of reach) is a lost trial: it loses against
     every other one. If all trials of a search are lost, ``best_params_`` is None and the model predicts ``classes_[0]``; if no candidate
@@ -68,7 +68,7 @@ class DPGridSearch(MetaEstimatorMixin, DPEstimator):
         (True, 3.0)
 
     Args:
-        estimator: A private classifier of this room, or one with its parameters ``epsilon``, ``delta``, ``relation``, ``classes`` and
+        estimator: A classifier of this package, or one with the parameters ``epsilon``, ``delta``, ``relation``, ``classes`` and
             ``random_state``. The labels of all of ``y`` are taken for public unless ``classes`` are given.
         param_grid: The candidates, as for scikit-learn's GridSearchCV.
         epsilon: The budget of everything together.
@@ -131,7 +131,7 @@ class DPGridSearch(MetaEstimatorMixin, DPEstimator):
     def _selected(
         self, train: _Part, held: _Part, features: int, budget: Budget, random: Randomness
     ) -> tuple[dict[str, Any] | None, Any]:
-        """The winner of K trials. K, the scores and the losers end here: a warning or a name would tell more than the theorem allows."""
+        """The winner of K trials. K, scores and losers stay inside: a warning or attribute would reveal more than the theorem allows."""
         candidates = list(ParameterGrid(self.param_grid))
         best, winner = -np.inf, (None, None)
         with warnings.catch_warnings():
@@ -150,7 +150,7 @@ class DPGridSearch(MetaEstimatorMixin, DPEstimator):
         return winner if winner[0] is not None else (None, self._nothing(candidates, features))
 
     def _nothing(self, candidates: list[dict[str, Any]], features: int):
-        """What is released when every trial was lost: a model that knows nothing, unless public facts alone rule all candidates out."""
+        """The release if every trial was lost: a constant model, or an error if public facts alone rule out all candidates."""
         rows, labels = np.zeros((2 * len(self.classes_), features)), np.tile(self.classes_, 2)
         for params in candidates:
             try:
@@ -212,7 +212,7 @@ class DPGridSearch(MetaEstimatorMixin, DPEstimator):
 
 
 def _with_nobody(X: Any, y: np.ndarray, classes: np.ndarray) -> _Part:
-    """The training part with a row of zeros of each class before it; names of columns stay."""
+    """The training part preceded by a row of zeros for each class; column names are kept."""
     rows = np.vstack([np.zeros((len(classes), np.shape(X)[1])), np.asarray(X)])
     return type(X)(rows, columns=X.columns) if hasattr(X, "iloc") else rows, np.concatenate([classes, y])
 

@@ -1,4 +1,4 @@
-"""The small examples of the lectures: a private mean and a private median."""
+"""Small textbook estimators: a private mean and a private median."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Minimum:
 
 
 def minimum(objective: Objective, *, tol: float, max_iter: int) -> Minimum:
-    """Minimise until the gradient norm is at most ``tol``; raises if that is out of reach, as releasing the point would be unsafe."""
+    """Minimise until the gradient norm is at most ``tol``; raise if that cannot be reached, because the point is then unsafe to release."""
     newton = isinstance(objective.loss, _ScalarLoss) and objective.X.shape[1] <= _NEWTON_PARAMETERS
     found = _newton(objective, tol, max_iter) if newton else _polished(objective, _lbfgs(objective, tol, max_iter), tol)
     if not found.gradient_norm <= tol:

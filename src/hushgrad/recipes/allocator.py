@@ -1,7 +1,7 @@
-"""Large buffers are reused: by default glibc returns each block above 32 MB to the system and asks for fresh, zeroed pages again.
+"""Reuse of large buffers: by default glibc returns each block above 32 MB to the system and requests fresh, zeroed pages again.
 
-A step on 4,096 rows of 3,969 numbers then spends about half of its time in page faults. Here blocks are kept by the process: its memory
-does not shrink between steps. The peak of that linear model stays; that of a convolutional net was a quarter higher.
+A step on 4,096 rows of 3,969 numbers then spends about half of its time in page faults. Here the process keeps blocks, so its memory
+does not shrink between steps. The peak of that linear model is the same; that of a convolutional net was a quarter higher.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_large_blocks() -> bool:
-    """Tell glibc's allocator to keep what it has; whether there is one to tell. Harmless where it was told before."""
+    """Tell glibc's allocator to keep freed blocks; False if there is no such allocator. Calling it again is harmless."""
     if not sys.platform.startswith("linux"):
         return False
     try:

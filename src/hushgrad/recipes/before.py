@@ -1,4 +1,4 @@
-"""What a session releases before its first step: drawn once, written down once, read again when the run goes on."""
+"""What a session releases before its first step: drawn once, recorded once, and read again when the run is resumed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BOUND = "learned numbers"  # in the journal
 class Before:
     """The encoder that a session, or a search, has learned.
 
-    It is kept in memory until the budget is reserved; then ``keep`` writes it, before the first step: into the run's journal, and from
-    there for everybody. So a session that is refused, or killed earlier, has released nothing, and one that goes on has the encoder
-    that it began with, also where the file for everybody was lost: no noise is ever drawn again.
+    It is kept in memory until the budget is reserved. Then, before the first step, ``keep`` writes it to the run's journal, and from
+    there to a public file. So a session that is refused or killed earlier has released nothing, and a resumed one has the encoder
+    that it began with, even if the public file was lost: no noise is ever drawn again.
 
     Args:
         recipe: of the run.
         out: its folder.
-        key: its secret, if it has one from elsewhere.
+        key: its secret, if one is given.
         home: the folder below ``out`` that holds the journal.
     """
 
@@ -61,14 +61,14 @@ class Before:
         return learn(encoder, prepared, train, secret=self._secret, owners=owners, **terms)
 
     def again(self, encoder: LearningEncoder, *_: Any) -> LearningEncoder:
-        """The encoder that an earlier life wrote down; nothing is learned."""
+        """The encoder that an earlier start recorded; nothing is learned."""
         written = self._written()
         if written is None:
             _check.fail("folder", str(self._file.parent), f"to hold {ENCODER}: what its run learned first", "Train it first.")
         return self._known(encoder, written)
 
     def _terms(self, count: int) -> dict[str, Any]:
-        """As the plan says: whether its sums are certified and rounded correctly, and the number of units that it makes public.
+        """The plan's terms: whether its sums are certified and correctly rounded, and the public number of units.
 
         The real number, ``count``, is taken only where the plan itself is made from it.
         """
@@ -82,7 +82,7 @@ class Before:
         return {"records": _check.positive(dataset_size=stated), "certified": certified, "secure": secure}
 
     def _written(self) -> Any:
-        """What an earlier life wrote down; None if there is nothing."""
+        """The encoder that an earlier start recorded, or None."""
         if self._file.exists():
             return self._file.read_text(encoding="utf-8")
         return shown(self._journal).bound.get(_BOUND) if self._journal.exists() else None
@@ -97,13 +97,13 @@ class Before:
         return known
 
     def require_room(self, plan: Plan) -> None:
-        """Refuse a run whose own limit is less than what is released first costs alone, while nothing is released yet."""
+        """Refuse a run whose own limit is below the cost of this release alone, before anything is released."""
         limit = self._recipe.run.max_epsilon
         if plan.before is not None and limit is not None:
             require_room(plan.before, max_epsilon=limit, delta=plan.delta, accountant="pld", relation=plan.relation)
 
     def keep(self, journal: Journal) -> None:
-        """Write down what was learned, in the ``journal`` first.
+        """Record what was learned, in the ``journal`` first.
 
         Raises:
             ArgumentError: where this run has released other numbers before; nothing is written then.

@@ -1,4 +1,4 @@
-"""A table of a recipe as a call: the named function, with the table's other keys as its options, each of the type it asks for."""
+"""Calls a named function with the other keys of a recipe's table as options, each checked for its type."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def call(table: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], what
 
 
 def _require_kind(key: str, value: Any, kind: Any) -> None:
-    """What a recipe writes is of the type that the function asks for: "yes,no" is no list, and would be read letter by letter."""
+    """Require that a value has the type that the function declares: "yes,no" is not a list, and would be read letter by letter."""
     union = isinstance(kind, UnionType) or get_origin(kind) is Union
     asked = [get_origin(one) or one for one in (get_args(kind) if union else (kind,))]
     kinds = [_KINDS[one] for one in asked if one in _KINDS]

@@ -1,7 +1,7 @@
-"""The one place where a file may name code. Recipes, run folders and model files are data; a name is imported only on demand.
+"""The only place where a file may name code. Recipes, run folders and model files are data; names are imported only if allowed.
 
-``module:function`` in a file runs that module when it is imported. Whoever passes such a file on could so run a program on the reader's
-machine. So it is refused unless the reader says that code is allowed: ``--allow-code``, or a recipe that is a program (.py) itself.
+``module:function`` in a file runs that module when it is imported, so whoever passes on such a file could run a program on the reader's
+machine. It is refused unless the reader allows code: by ``--allow-code``, or by a recipe that is itself a program (.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Single columns of a table, declared: the bins of a number, the categories of a word. What is declared costs nothing.
+"""Declared columns of a table: the bins of a number, the categories of a word. What is declared costs nothing.
 
 Cut points come from one of three places: they are declared (``cuts``); or the bounds are, and the points lie evenly between them; or
 ``learn=True``, and they are quantiles of a histogram that is released before the run with Gaussian noise (its price is in the plan's
-``before``). Equal values need no care: they fill one cell of the histogram, and a cell that holds more than its share is a bin of its own.
-Where not even bounds are known, the histogram has 1,024 cells on a logarithmic scale, each 5 % wide, of which those count that hold more
-than noise. Categories that are not declared are hashed into ``buckets`` places, which costs nothing.
+``before``). Repeated values need no care: they fill one cell of the histogram, and a cell with more than its share is a bin of its own.
+If not even bounds are known, the histogram has 1,024 cells on a logarithmic scale, each 5 % wide; only cells that hold more than noise
+count. Categories that are not declared are hashed into ``buckets``, which costs nothing.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Column(Value, family="column"):
     @property
     @abstractmethod
     def places(self) -> int:
-        """How many places its block has."""
+        """The number of features of its block."""
 
     @abstractmethod
     def place(self, cells: Sequence[str]) -> np.ndarray:
-        """The place that each cell sets, -1 for none."""
+        """The feature that each cell sets, -1 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Category(Column):
-    """Words, all of which are declared; or any words, hashed into ``buckets`` places.
+    """Declared words, or any words hashed into ``buckets``.
 
     >>> Category(name="sex", values=("f", "m")).place(["m", "f", "?"]).tolist()
     [1, 0, -1]
@@ -125,7 +125,7 @@ class Number(Column):
 
     @property
     def waits(self) -> bool:
-        """Whether its cut points have to be learned first."""
+        """Whether its cut points must be learned first."""
         return self.learn and self.cuts is None
 
     @property
@@ -152,7 +152,7 @@ class Number(Column):
 
     @property
     def cells(self) -> int:
-        """Parts of the histogram that its cut points are learned from."""
+        """The number of cells of the histogram from which its cut points are learned."""
         return _FINE if self.high == -float(self.low or 0.0) == _FARTHEST else _CELLS
 
     def histogram(self, cells: Sequence[str], shares: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ class Number(Column):
         return np.bincount(places[known], shares[known], minlength=self.cells)
 
     def learned(self, noisy: np.ndarray, noise: float) -> Number:
-        """With cut points that divide a noisy histogram, of deviation ``noise``, into about equal parts."""
+        """This column with cut points that divide a noisy histogram, of deviation ``noise``, into about equal parts."""
         share = np.cumsum(np.maximum(noisy, 0.0) if self.cells == _CELLS else _occupied(noisy, noise))
         edges = self.grid(self.cells)[1:]
         if share[-1] <= 0:
@@ -177,7 +177,7 @@ class Number(Column):
 
 
 def _occupied(noisy: np.ndarray, noise: float) -> np.ndarray:
-    """A histogram without the blocks of eight cells whose sums are hardly more than what noise alone puts into some of them."""
+    """A histogram without the blocks of eight cells whose sums are hardly above the noise."""
     blocks = noisy.reshape(-1, 8)
     least = noise * math.sqrt(8) * math.sqrt(2 * math.log(len(blocks)))
     kept = np.where(blocks.sum(axis=1, keepdims=True) > least, blocks, 0.0)

@@ -1,9 +1,9 @@
 """Declared columns of a table as the input of a model (:mod:`hushgrad.recipes.column` says what a single one may be).
 
-Every column becomes a block of places, one of which is set: the bin of a number, the category of a word. From each block its mean 1/k
-is taken away, and each row is scaled to length 1. So a linear model sees steps instead of slopes (rare large numbers do not dominate),
+Every column becomes a block of features, one of which is set: the bin of a number, the category of a word. From each block its mean 1/k
+is subtracted, and each row is scaled to length 1. So a linear model sees steps instead of slopes (rare large numbers do not dominate),
 and the length of a row, which the clip norm is chosen for, is public. What is missing or was not declared leaves its block empty.
-Two columns may be crossed: one block more, a place for each pair of theirs, for what a sum of both cannot say (day and month: a date).
+Two columns may be crossed: this adds a block with a feature for each pair, for effects that are not a sum of both (a date, say).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST = 4096  # places of two columns that are crossed: more would be empty, and
 
 @dataclass(frozen=True, kw_only=True)
 class Columns(LearningEncoder):
-    """Declared columns of a table as rows of length 1: one-hot blocks, centred.
+    """Declared columns of a table as rows of length 1: centred one-hot blocks.
 
         >>> from hushgrad.recipes.column import Category
         >>> encode = Columns(columns=(Number(name="age", cuts=(20, 40)), Category(name="sex", values=("f", "m"))))
@@ -66,7 +66,7 @@ class Columns(LearningEncoder):
         return read_cells(path, titles, header=self.header, delimiter=self.delimiter, label=self.label, user=self.user)
 
     def undeclared(self, rows: Sequence[Any]) -> dict[str, list[int]]:
-        """For each column, the rows (from 1) whose cell holds something else than was declared; it counts as missing."""
+        """For each column, the rows (from 1) whose cell was not declared; such a cell counts as missing."""
         blocks = [
             (column.name, column.place(cells), cells) for column, cells in zip(self.columns, self.prepared(rows), strict=True)
         ]
@@ -77,12 +77,12 @@ class Columns(LearningEncoder):
 
     @property
     def waiting(self) -> dict[int, Number]:
-        """The columns whose cut points have to be learned first."""
+        """The columns whose cut points must be learned first."""
         return {i: column for i, column in enumerate(self.columns) if isinstance(column, Number) and column.waits}
 
     @property
     def learns(self) -> float | None:
-        """The noise multiplier of what has to be learned, None where everything is declared."""
+        """The noise multiplier of what must be learned; None if everything is declared."""
         return self.noise_multiplier if self.waiting else None
 
     def prepared(self, rows: Sequence[Any]) -> list[list[str]]:
@@ -91,12 +91,12 @@ class Columns(LearningEncoder):
         return [[str(row[i]).strip() for row in listed] for i in range(len(self.columns))]
 
     def statistic(self, prepared: list[list[str]], chosen: np.ndarray, shares: np.ndarray) -> Tensor:
-        """The histograms of all columns that wait, divided by the root of their number: a share of 1 adds a vector of length at most 1."""
+        """The histograms of all columns to learn, divided by the root of their number: a share of 1 adds a vector of length at most 1."""
         counts = [column.histogram([prepared[i][r] for r in chosen], shares) for i, column in self.waiting.items()]
         return torch.from_numpy(np.concatenate(counts) / math.sqrt(len(counts)))
 
     def learned(self, noisy: Tensor, records: float) -> Columns:
-        """With cut points from the noisy histograms; the number of records is not needed."""
+        """This encoder with cut points from the noisy histograms; the number of records is not needed."""
         ends = np.cumsum([column.cells for column in self.waiting.values()])[:-1]
         parts = zip(self.waiting.items(), np.split(noisy.numpy(), ends), strict=True)
         new = {i: column.learned(part, self.noise_multiplier) for (i, column), part in parts}
@@ -112,7 +112,7 @@ class Columns(LearningEncoder):
 
 
 def crossed(pairs: Any, columns: Sequence[Column]) -> tuple[tuple[str, str], ...]:
-    """Pairs of different columns, each pair once.
+    """The checked pairs of different columns, each pair once.
 
     Args:
         pairs: what a codebook, a recipe or a program says.

@@ -1,6 +1,6 @@
 """The data sets that a recipe can name. All are encoded by fixed rules: nothing is estimated from private records.
 
-Means, vocabularies and class lists that are computed from the data would leak it before the first private step. So pixels are
+Means, vocabularies and class lists computed from the data would leak information before the first private step. So pixels are
 scaled by constants, words and categories are hashed, rows are normalised one by one, and class names come from the recipe.
 """
 
@@ -130,7 +130,7 @@ def table(
 
 
 def _require_alone(columns: dict[str, Any], titles: list[str], **others: Any) -> None:
-    """Declared columns are those of the file, and nothing else says which are used and how."""
+    """Refuse options that contradict declared columns: these alone say which columns are used, and how."""
     for name, value in others.items():
         if value is not None:
             remedy = "A column that is not declared is not used; each column of words has values or buckets of its own."
@@ -152,7 +152,7 @@ def encoded(
     learn: Learn | None = None,
     placed: bool = False,
 ) -> Data:
-    """Records of any kind with an encoder that the recipe describes, by its JSON form."""
+    """Records of any kind with an encoder that the recipe describes in its JSON form."""
     described: Any = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
     tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
     return labelled(described, path, classes, **tested, learn=learn, placed=placed)
@@ -176,7 +176,7 @@ def labelled_text(
     test_fraction: float = 0.2,
     placed: bool = False,
 ) -> Data:
-    """Lines ``label<TAB>text``; words are hashed into 4,095 ids, so the vocabulary tells nothing about the data."""
+    """Lines ``label<TAB>text``; words are hashed into 4,095 ids, so the vocabulary reveals nothing about the data."""
     encoder = TextEncoder(length=length)
     if encoder.read(Path(path), classes).labels is None:
         _check.fail("line", 1, f"to begin with one of {classes} and a tab")

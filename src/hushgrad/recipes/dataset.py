@@ -1,4 +1,4 @@
-"""A training set and a test set with what a model has to know of them, and how labelled records become one."""
+"""A training set and a test set with what a model must know about them, and how labelled records become one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Learn = Callable[[LearningEncoder, Any, np.ndarray, Sequence[str] | None], Learn
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A training set, a test set that the guarantee does not cover, and what a model has to know of them."""
+    """A training set, a test set that the guarantee does not cover, and what a model must know about them."""
 
     train: TensorDataset
     test: TensorDataset
@@ -52,7 +52,7 @@ def labelled(
     learn: Learn | None = None,
     placed: bool = False,
 ) -> Data:
-    """The records of a file, with the labels that ``classes`` names, encoded by ``encoder`` and split.
+    """The records of a file with labels from ``classes``, encoded by ``encoder`` and split.
 
     Args:
         encoder: how a record becomes an input; it is saved with the model.
@@ -61,8 +61,8 @@ def labelled(
         test_path: records to test on; without it a part of ``path`` is split off.
         test_fraction: the size of that part.
         vocabulary: the number of token ids, for text.
-        learn: how an encoder that has something to learn does so, privately; a session knows.
-        placed: whether a record has its place in every neighbouring file, so that the place may decide what is tested on.
+        learn: how an encoder learns privately, if it has something to learn; provided by the session.
+        placed: whether a record keeps its position in every neighbouring file, so that positions may decide what is tested on.
     """
     names = _class_names(classes)
     records = encoder.read(Path(path), names)

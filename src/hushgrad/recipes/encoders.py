@@ -1,8 +1,8 @@
-"""Encoders: from a record, as it stands in a file, to the input of a model. The rule is fixed, and it is saved with the model.
+"""Encoders: from a record in a file to the input of a model, by a fixed rule that is saved with the model.
 
 An encoder is a frozen value with a JSON form, so a model file carries it, and a prediction needs neither the recipe nor the training
 data. Whatever an encoder knows (columns, buckets, sizes) was declared, or learned privately before it was made: nothing is
-estimated from records when it is called, and each row is encoded without a look at the others.
+estimated from records when it is called, and each row is encoded independently of the others.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Encoder(Value, family="encoder"):
 
     @abstractmethod
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
-        """The records in a file; ``names`` are the names of the classes, by which labels are told from content."""
+        """The records in a file; ``names`` are the names of the classes, which distinguish labels from content."""
 
     def undeclared(self, rows: Sequence[Any]) -> dict[str, list[int]]:
-        """For each column, the rows (from 1) that hold something else than was declared; nothing where nothing is declared."""
+        """For each column, the rows (from 1) with cells that were not declared; empty if nothing is declared."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableEncoder(Encoder):
-    """Cells of a table: a number x gives sign(x) ln(1 + |x|) in its column's place, a word sets one of ``buckets`` hashed places.
+    """Cells of a table: a number x gives sign(x) ln(1 + |x|) in its column, a word sets one of ``buckets`` hashed features.
 
     Each row is then scaled to length 1. ``columns`` are the used columns by name (by position where there is no header); in those of
     them that ``numbers`` names a word counts as missing.
@@ -192,7 +192,7 @@ class ByteEncoder(Encoder):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEncoder(Encoder):
-    """Numbers as they are: records that a program of yours has encoded, of one ``shape``.
+    """Numbers as they are: records of one ``shape`` that your program has encoded.
 
     >>> TensorEncoder(shape=(2,))([[1.0, 2.0]]).tolist()
     [[1.0, 2.0]]

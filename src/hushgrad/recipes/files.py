@@ -1,4 +1,4 @@
-"""Reading data files that nobody vouches for: every size is checked before memory is taken for it."""
+"""Reads untrusted data files: every size is checked before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def find(folder: Path, *names: str) -> Path:
 
 
 def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) -> tuple[list[Path], list[str] | None]:
-    """The files of a folder in the order of their names, with labels where they lie in folders called by the classes; none is left out.
+    """The files of a folder, sorted by name, with labels if they are in folders named after the classes; none is left out.
 
-    The class, which may be replaced, decides among equal names alone: else a file of another class would move the places of many.
+    The class, which may be replaced, orders equal names only; otherwise a file of another class would shift many positions.
     """
     there = [name for name in names if (path / name).is_dir()]
     labelled = {file: name for name in there for file in _visible(path / name, suffixes, "*")}
@@ -52,7 +52,7 @@ def files_of_classes(path: Path, names: Sequence[str], suffixes: Sequence[str]) 
 
 
 def _visible(path: Path, suffixes: Sequence[str], pattern: str) -> list[Path]:
-    """The files of these kinds in a folder (``**/*``: and in those below it), in order, but for hidden ones."""
+    """The files of these kinds in a folder (``**/*``: also below it), in order, without hidden ones."""
     files = (file for file in path.glob(pattern) if file.suffix.lower() in suffixes and file.is_file())
     return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
 
@@ -69,7 +69,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _exactly(stream: IO[bytes], size: int, path: Path) -> bytes:
-    """``size`` bytes and then the end. Memory grows with what really comes, never with what a header promises."""
+    """Exactly ``size`` bytes up to the end. Memory grows with the content, never with what a header claims."""
     chunks, missing = [], size
     while missing:
         chunk = stream.read(min(missing, _CHUNK))
@@ -177,5 +177,5 @@ def _not_utf8(path: Path, why: str) -> NoReturn:
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text. Halves of characters, which requests and command lines may hold, have bytes as well: no record is an error."""
+    """The bytes of a text. Lone surrogates, which requests and command lines may contain, have bytes as well: no record is an error."""
     return text.encode("utf-8", "surrogatepass")

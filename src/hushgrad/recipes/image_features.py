@@ -1,4 +1,4 @@
-"""Images as rows of length 1: maps of fixed features, balanced by pictures of nobody, minus a private mean."""
+"""Images as rows of length 1: fixed features, balanced with synthetic pictures, minus a private mean."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ImageFeatures(LearningEncoder):
 
     @property
     def learns(self) -> float | None:
-        """The noise multiplier of the mean, until it is known."""
+        """The noise multiplier of the mean, until the mean is known."""
         return self.noise_multiplier if self.mean is None else None
 
     def prepared(self, rows: Sequence[Any]) -> Tensor:
@@ -79,7 +79,7 @@ class ImageFeatures(LearningEncoder):
         return total
 
     def learned(self, noisy: Tensor, records: float) -> ImageFeatures:
-        """With the mean."""
+        """This encoder with the mean."""
         return replace(self, mean=tuple((noisy / records).float().tolist()))
 
     def finished(self, prepared: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class ImageFeatures(LearningEncoder):
         return torch.cat(parts)
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
-        """As the images are read."""
+        """Read images."""
         return self.images.read(path, names)
 
 

@@ -50,7 +50,7 @@ class ImageEncoder(Encoder):
         return self.pixels(rows)
 
     def pixels(self, rows: Sequence[Any], *, first: int = 1) -> Tensor:
-        """The same for a part of many rows, which begins with the one of number ``first``."""
+        """The same for a part of many rows that begins at index ``first``."""
         shape = (self.channels, self.height, self.width)
         batch = np.zeros((len(rows), *shape), np.float32)
         for number, (into, row) in enumerate(zip(batch, rows, strict=True), first):
@@ -108,7 +108,7 @@ def _opened(path: Path) -> Any:
 
 
 def _idx(path: Path, names: Sequence[str]) -> Records:
-    """An idx file of images, with the labels beside it where its name is that of MNIST's files."""
+    """An idx file of images, with the labels next to it if its name is that of MNIST's files."""
     images = read_idx(path, dims=3)
     beside = path.with_name(path.name.replace("images-idx3", "labels-idx1").replace("images.idx3", "labels.idx1"))
     if beside == path or not beside.is_file():

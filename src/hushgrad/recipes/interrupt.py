@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, never inside one."""
+"""Handles Ctrl-C between two steps, never inside one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 class Interrupt(AbstractContextManager["Interrupt"]):
     """A callback that lets the running step finish, calls ``save`` and then raises KeyboardInterrupt.
 
-    A second Ctrl-C does not wait: it interrupts at once, and the last checkpoint is the one that counts.
+    A second Ctrl-C interrupts at once; the run then continues from the last checkpoint.
     """
 
     def __init__(self, save: Callable[[], None]) -> None:
@@ -32,7 +32,7 @@ class Interrupt(AbstractContextManager["Interrupt"]):
         self._asked = True
 
     def __call__(self, metrics: dict[str, Any]) -> None:
-        """After each step: stop here if somebody asked, unless this was the last step anyway."""
+        """After each step: stop if an interrupt was requested, unless this was the last step."""
         if self._asked and metrics["step"] < metrics["steps"]:
             self._save()
             raise KeyboardInterrupt

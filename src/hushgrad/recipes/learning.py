@@ -1,12 +1,12 @@
-r"""Encoders that learn a little from the records before the run, privately: a mean, cut points of columns.
+r"""Encoders that privately learn something from the records before the run: a mean, or cut points of columns.
 
-All of them ask one question: a sum over the units (records, or users) of vectors of length at most 1. It is answered once, with
+All of them need one sum over the units (records or users) of vectors of length at most 1. It is released once, with
 Gaussian noise,
 
     s = sum_u v_u + noise_multiplier z,   |v_u| <= 1,   z standard normal,
 
-and everything else follows from s. The event is ``Gaussian(noise_multiplier)``, which stands in the plan as ``before``. Where users are
-protected, v_u is the mean over the user's records: each counts as the user's share, 1 over their number.
+and everything else follows from s. The event is ``Gaussian(noise_multiplier)``, which is in the plan as ``before``. If users are
+protected, v_u is the mean over the user's records.
 
 **Formal guarantee.** A unit that is added, removed or zeroed moves the sum by at most 1, one that is replaced by at most 2, in real
 numbers; sums and noise are double precision, where rounding moves it by less than 1e-9 more for up to a million records. Where the plan
@@ -32,12 +32,12 @@ __all__ = ["LearningEncoder", "learn"]
 
 
 class LearningEncoder(Encoder):
-    """An encoder in two halves: ``prepared`` needs nothing learned, ``finished`` may."""
+    """An encoder in two stages: ``prepared`` needs nothing learned, ``finished`` may."""
 
     @property
     @abstractmethod
     def learns(self) -> float | None:
-        """The noise multiplier of the sum that has to be released first; None where nothing has to be learned any more."""
+        """The noise multiplier of the sum that must be released first; None if nothing is left to learn."""
 
     @abstractmethod
     def prepared(self, rows: Sequence[Any]) -> Any:
@@ -49,7 +49,7 @@ class LearningEncoder(Encoder):
 
     @abstractmethod
     def learned(self, noisy: Tensor, records: float) -> LearningEncoder:
-        """This encoder with what the noisy sum says; ``records`` is the public number of units."""
+        """This encoder with what was learned from the noisy sum; ``records`` is the public number of units."""
 
     @abstractmethod
     def finished(self, prepared: Any) -> Tensor:
@@ -73,7 +73,7 @@ def learn(
     certified: bool = False,
     secure: bool = False,
 ) -> LearningEncoder:
-    """Release the encoder's sum over the ``chosen`` rows with noise from a ``secret`` of its own, and take it in.
+    """Release the encoder's sum over the ``chosen`` rows with noise from its own ``secret``, and return the encoder that learned from it.
 
     Args:
         encoder: one that has something to learn.
@@ -94,7 +94,7 @@ def learn(
 
 
 def _shares(count: int, owners: Sequence[str] | None) -> np.ndarray:
-    """What each row counts: 1, or its part of its owner's 1."""
+    """The weight of each row: 1, or its part of its owner's 1."""
     if owners is None:
         return np.ones(count)
     _, place, records = np.unique(np.array(owners, dtype=object), return_inverse=True, return_counts=True)

@@ -1,7 +1,7 @@
-r"""Pictures that belong to nobody, and what they teach about scattering maps.
+r"""Synthetic pictures that belong to nobody, and what they reveal about scattering maps.
 
 *Dead leaves* are disks that cover one another, with radii r of density r⁻³ and random colours. Their edges and their spectrum are like
-those of photographs (Lee, Mumford and Huang 2001), but they are drawn from random numbers: what is estimated from them costs nothing.
+those of photographs (Lee, Mumford and Huang 2001), but they are drawn from random numbers, so estimating from them costs nothing.
 
 The maps of a picture are far from independent: of the 243 of a colour picture eight directions hold three quarters of the variance.
 A linear model then learns those first, and the many small steps that the others need are drowned by noise. With mu and Sigma the mean
@@ -30,7 +30,7 @@ _PICTURES, _SIZE, _DISKS, _COLOURED = 300, 32, 120, 0.12
 
 
 def leaves(count: int, *, channels: int, size: int) -> Tensor:
-    """Pictures (count, channels, size, size) of dead leaves, always the same ones, with slightly soft edges.
+    """Pictures (count, channels, size, size) of dead leaves with slightly soft edges; always the same ones.
 
     >>> leaves(2, channels=3, size=16).shape
     torch.Size([2, 3, 16, 16])

@@ -1,8 +1,8 @@
-r"""What a model is worth, on records that the guarantee does not cover: beside its accuracy that of a constant, and more.
+r"""Test metrics on records that the guarantee does not cover, with those of a constant prediction for comparison.
 
-A model that always names the most frequent class can have an accuracy of 88 %. So every evaluation tells the accuracy of that constant
+A model that always predicts the most frequent class can have an accuracy of 88 %. So every evaluation gives the accuracy of that constant
 (``test_majority``), the mean of the classes' accuracies (``test_balanced_accuracy``; 1/classes for any constant) and the area under the
-ROC curve (``test_auc``; 1/2 for a constant; for more than two classes the mean of one against the rest), and says aloud when a model is
+ROC curve (``test_auc``; 1/2 for a constant; for more than two classes the mean of one against the rest), and says so if a model is
 no better than a constant.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["area", "compared", "confusion", "evaluate", "verdict"]
 
 @torch.no_grad()
 def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[str, float]:
-    """Loss, accuracy and what they are to be compared with, on a test set (which the guarantee does not cover).
+    """Loss, accuracy and figures to compare them with, on a test set that the guarantee does not cover.
 
     Args:
         model: gives scores (rows, classes, ...).
@@ -45,7 +45,7 @@ def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[
 
 @torch.no_grad()
 def confusion(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> list[list[int]] | None:
-    """How often each class (row) was taken for each (column); None where a record has several targets.
+    """How often each class (row) was predicted as each class (column); None if a record has several targets.
 
     Args:
         model: gives scores (rows, classes).
@@ -86,7 +86,7 @@ def _compared(scores: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def _odds(scores: np.ndarray, k: int) -> np.ndarray:
-    """The logarithm of a class's odds: in the order of its probabilities, which are all 1 where a model is sure."""
+    """The log-odds of a class: ordered like its probabilities, which are all 1 if a model is certain."""
     return np.asarray(scores[:, k] - logsumexp(np.delete(scores, k, axis=1), axis=1))
 
 
@@ -103,7 +103,7 @@ def area(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def verdict(test: Mapping[str, float]) -> str:
-    """One sentence if the accuracy is no better than that of a constant, as far as the test records tell (two standard errors)."""
+    """A sentence if the accuracy is no better than that of a constant, within two standard errors of the test records."""
     if "test_majority" not in test:
         return ""
     constant, records = test["test_majority"], max(1.0, test["test_records"])
@@ -119,7 +119,7 @@ def verdict(test: Mapping[str, float]) -> str:
 
 
 def compared(test: Mapping[str, float]) -> str:
-    """Lines with the figures that an accuracy is to be compared with, and a word if the model is no better than a constant."""
+    """Lines with the figures to compare an accuracy with, and a warning if the model is no better than a constant."""
     if "test_majority" not in test:
         return ""
     auc = f", AUC {test['test_auc']:.4f}" if "test_auc" in test else ""

@@ -26,9 +26,9 @@ def logistic(data: Data) -> nn.Module:
 
 
 class Linear(nn.Module):
-    """Scores of rows of length 1: linear, with a constant of 1/4 as one more number, and weights that are 0 at first.
+    """A linear model for rows of length 1, with a constant feature of 1/4 and weights that start at 0.
 
-    With a constant of its own a row's gradient would be half the constant's; a quarter costs little of the clip norm.
+    With a constant of 1, half of a row's gradient would belong to the constant; a quarter costs little of the clip norm.
     """
 
     def __init__(self, width: int, classes: int) -> None:
@@ -151,7 +151,7 @@ def wide_resnet(data: Data, *, depth: int = 16, width: int = 4, standardised: bo
 
 
 class TextClassifier(nn.Module):
-    """Embeddings of words, averaged over the words that there are, then one linear layer."""
+    """The mean of word embeddings, without padding, then one linear layer."""
 
     def __init__(self, vocabulary: int, classes: int, *, width: int = 32) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-r"""Patches: fixed features of images, from small windows of pictures that belong to nobody. No record has taught them anything.
+r"""Patches: fixed features of images from small windows of synthetic pictures. No record contributes to them.
 
 A window p of 6 x 6 pixels is made even, z = (p - mean(p)) / sqrt(var(p) + EVEN), and compared with K windows d_k of *dead leaves*
 (:mod:`hushgrad.recipes.leaves`), made even in the same way:

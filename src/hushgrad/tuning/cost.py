@@ -1,4 +1,4 @@
-"""What a private search costs: the naive epsilon of the run that is shown, and the true one of how it was found."""
+"""The cost of a private search: the naive epsilon of the winning run, and the true epsilon of the whole search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCOUNTANT = "rdp"  # the theorem is about Rényi divergences
 
 
 class _Tuning(Value, family="tuning"):
-    """Family of the values of this room."""
+    """The family of this package's values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def tuning_cost(
     relation: Relation | str = Relation.ADD_REMOVE,
     before: Event | None = None,
 ) -> TuningCost:
-    """What a search costs whose trials cost ``trial`` each: training, and scoring where that touches private data.
+    """The cost of a search whose trials cost ``trial`` each: training, and scoring if that uses private data.
 
     Args:
         trial: what one trial costs.
@@ -121,7 +121,7 @@ def _after(before: Event | None, event: Event) -> Event:
 
 
 def _alternatives(trial: Event) -> list[Event]:
-    """What a trial may turn out to be, one after the other."""
+    """The events that a trial may have, one after the other."""
     first, *rest = trial.events if isinstance(trial, Compose) and trial.events else (trial,)
     return [Compose((one, *rest)) for one in (first.events if isinstance(first, OneOf) else (first,))]
 

@@ -1,7 +1,7 @@
 """All random choices of a search as functions of one secret key: how many trials, which candidates, which keys.
 
-They are fixed before the first trial, so a search that is killed and resumed is the same search: it cannot be restarted until
-K or a candidate pleases. **K is part of the secret.** The theorem hides among the possible numbers of trials; who knows K, the
+They are fixed before the first trial, so a search that is killed and resumed is the same search: nobody can restart it until
+they like K or a candidate. **K is part of the secret.** The theorem hides among the possible numbers of trials; anyone who knows K, the
 losers or their scores can tell more than epsilon allows.
 """
 

@@ -1,4 +1,4 @@
-"""The files of a search: written whole or not at all, and never quoted in an error."""
+"""The files of a search: written atomically, and never quoted in an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hushgrad.release.atomic import replacing
 
 
 def found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) -> Any:
-    """What a file of the search holds. Its text never enters an error: it may be the key."""
+    """The content of a file of the search. Errors never quote it, because it may be the key."""
     try:
         text = path.read_text(encoding="utf-8")
         return read([_check.parsed(line) for line in text.splitlines()] if each_line else _check.parsed(text))
@@ -22,12 +22,12 @@ def found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) ->
 
 
 def write(path: Path, content: Any) -> None:
-    """At once or not at all: half a file would be a search that cannot go on, or one that seems to be complete."""
+    """Write atomically: half a file would be a search that cannot continue, or one that seems complete."""
     with replacing(path, mode=0o644) as new:
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def outcome_of(folder: Path) -> dict[str, Any]:
-    """What the report of a finished trial says of it."""
+    """The outcome of a finished trial, from its report."""
     told: dict[str, Any] = found(folder / "report.json", lambda content: dict(content["outcome"]))
     return told

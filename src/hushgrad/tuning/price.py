@@ -1,10 +1,10 @@
-r"""A search before it begins: what will be tried, with which noise, and what it costs.
+r"""A search before it begins: its candidates, their noise, and the cost.
 
 Candidates may differ in their event (batch size, steps, mechanism): a trial is then *one of* them, and its Rényi divergence at each
-order is at most the largest of theirs, because the candidate is drawn without a look at the data. Each candidate has the noise s_i with
+order is at most the largest of theirs, because the candidate is drawn without looking at the data. Each candidate has the noise s_i with
 which a search over it alone would meet the budget, times one common factor, at least 1, with which the search over all meets it.
 
-What the encoder learns from the records is released once, before the first trial, and shared by all: its event stands beside the
+What the encoder learns from the records is released once, before the first trial, and shared by all: its event is added to the
 search, not in each trial.
 """
 
@@ -32,7 +32,7 @@ from hushgrad.tuning.space import Settings, settings_of, with_candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """What will be tried, with which noise, and what it costs; ``plans`` has one for each candidate, in their order."""
+    """The candidates of a search, their noise and the cost; ``plans`` has one for each candidate, in order."""
 
     recipe: Recipe
     settings: Settings
@@ -42,7 +42,7 @@ class Priced:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the first candidate: the unit, the relation and delta are the same in all."""
+        """The plan of the first candidate; unit, relation and delta are the same in all."""
         return self.plans[0]
 
     @property
@@ -79,7 +79,7 @@ def _one_or_all(noises: tuple[float, ...]) -> float | list[float] | None:
 
 
 def _distinct(plans: tuple[Plan, ...]) -> list[Plan]:
-    """One plan for each event: clip norms do not change what a trial costs."""
+    """One plan for each distinct event: clip norms do not change the cost of a trial."""
     return list({plan.event(): plan for plan in plans}.values())
 
 
@@ -115,7 +115,7 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
 
 
 def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
-    """The plan of each candidate, after making sure that all promise the same, under the relation that the data were split for."""
+    """The plan of each candidate, after checking that all make the same promise, under the relation that the data were split for."""
     made: dict[str, Plan] = {}
     plans = []
     for place in ("plan.certified", "plan.dataset_size", "plan.secure") if data.learned is not None else ():
@@ -138,7 +138,7 @@ def _plans(base: Recipe, settings: Settings, data: Data) -> tuple[Plan, ...]:
 
 
 def _each(plans: tuple[Plan, ...], noise: Any) -> list[float]:
-    """A noise for every plan, computed once for those that have one event."""
+    """A noise multiplier for every plan, computed once for plans with the same event."""
     known = {plan.event(): noise(plan) for plan in _distinct(plans)}
     return [known[plan.event()] for plan in plans]
 
@@ -158,7 +158,7 @@ def _calibrated(plans: tuple[Plan, ...], settings: Settings, goal: float) -> tup
 
 
 def _trial(plans: tuple[Plan, ...], noises: list[float], settings: Settings, factor: float) -> Event:
-    """What one trial costs, where each candidate has ``factor`` times its noise."""
+    """The event of one trial in which each candidate has ``factor`` times its noise."""
     events = [_steps(plan).event_with(factor * noise) for plan, noise in zip(plans, noises, strict=True)]
     return trial_event(OneOf.of(events), settings)
 
@@ -175,12 +175,12 @@ def _about(plans: tuple[Plan, ...], settings: Settings) -> dict[str, Any]:
 
 
 def _steps(plan: Plan) -> Plan:
-    """What a trial itself does."""
+    """The event of a trial itself."""
     return plan if plan.before is None else replace(plan, before=None)
 
 
 def score_words(settings: Settings) -> str:
-    """How trials are compared, in words."""
+    """A description of how trials are compared."""
     if settings.score == "public":
         return f"{settings.metric} on the test set, which the guarantee does not cover"
     return f"hits on held-out private records with Gaussian noise {settings.score_noise:g}, covered by the guarantee"

@@ -4,12 +4,12 @@ A trial may look at private records only in ways that its event covers. So there
 
 * **public**: the accuracy or loss of the trained model on data that the guarantee does not have to cover. It is a function of
   the released model and of public data, hence free (post-processing).
-* **private**: each private record is held out by a coin of its own, the model is trained on the others, and the number of hits on
+* **private**: each private record is held out independently, the model is trained on the others, and the number of hits on
   the held-out records is released with Gaussian noise of ``score_noise``. One record changes the number by at most 1, so the
   event is ``Gaussian(score_noise)``. A record is either trained on or scored on, so the trial costs at most the larger of the two
   events; charged is their composition, which is simpler and never less.
 
-Taking the plain accuracy on held-out *private* records, as everybody does without privacy, is not covered by anything.
+The plain accuracy on held-out *private* records, as used without privacy, is not covered by anything.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from hushgrad.tuning.space import Settings
 
 
 def trial_event(training: Event, settings: Settings) -> Event:
-    """What one trial costs: the training, and the score where it looks at private records."""
+    """What one trial costs: the training and, if the score uses private records, the score."""
     return training if settings.score == "public" else Compose((training, Gaussian(settings.score_noise)))
 
 
 def held_out(data: Data, settings: Settings, key: bytes) -> tuple[Data, TensorDataset]:
-    """The data to train on and the records to score on: each private record goes to one of them by a coin of its own."""
+    """Split the data into records to train on and records to score on; each private record is assigned independently."""
     if data.groups is not None:
         _check.fail("score", "private", "to be 'public' where users are protected", "A user may have many held-out records.")
     coins = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))

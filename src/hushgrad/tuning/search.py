@@ -48,15 +48,15 @@ def tune(
     """Search as the recipe's ``[tune]`` table says, and write the winner into the folder ``out``, like a run of its own.
 
     K and all candidates follow from a secret key that is on disk before the first trial, so a search that is interrupted or
-    killed goes on with ``resume=True`` and is the same search. While it runs, ``out/search`` is as secret as the data: it holds
+    killed continues with ``resume=True`` as the same search. While it runs, ``out/search`` is as secret as the data: it holds
     the key, and K, the losers and their scores are not covered by the guarantee. It is erased at the end. ``progress=True`` shows the
-    progress of every trial, and with it K: for the eyes of those who may see the data. The time that a search takes is not hidden.
+    progress of every trial, and with it K, so use it only where everybody may see the data. The time that a search takes is not hidden.
 
     Args:
         recipe: what to search over; None with ``resume``.
         out: a new or empty folder, or that of the interrupted search.
         settings: the table ``[tune]``, checked; by default the recipe's.
-        resume: go on with an interrupted search.
+        resume: continue an interrupted search.
         progress: show every trial's progress.
         allow_code: whether a stored recipe which names code as ``module:function`` may run it.
         policy: what is allowed, or its file; by default the one that HUSHGRAD_POLICY names, if any.
@@ -110,12 +110,12 @@ def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool
 
 
 def _ordered(score: float) -> float:
-    """The loss of a model that has diverged is NaN, which is neither more nor less than anything: here it is the worst."""
+    """The score as a comparable number: NaN, the loss of a diverged model, becomes the worst value."""
     return -math.inf if math.isnan(score) else score
 
 
 def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, progress: bool) -> float:
-    """The score of one trial, which is trained first unless it was; remembered in its folder."""
+    """The score of one trial, which is trained first if necessary; the score is kept in the trial's folder."""
     known = folder / "score.json"
     if known.exists():
         return float(found(known, lambda content: float(content["score"])))
@@ -145,7 +145,7 @@ def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, 
 def _trained(recipe: Recipe, folder: Path, progress: bool, key: bytes | None, data: Data) -> bool:
     """Train one trial. A candidate that cannot be trained (a rate below 0, a model that mixes examples) is a lost trial.
 
-    It must not end the search: who sees that it ended learns which trial was drawn.
+    It must not end the search, because that would reveal which trial was drawn.
     """
     resume = (folder / "recipe.json").exists()
     try:
@@ -165,7 +165,7 @@ def _trained(recipe: Recipe, folder: Path, progress: bool, key: bytes | None, da
 def _opened(
     recipe: Recipe | None, settings: Settings | None, out: Path, resume: bool, allow_code: bool
 ) -> tuple[Recipe, Settings]:
-    """The recipe and settings of this search; the folder is found to be new, or one that can go on."""
+    """The recipe and settings of this search; checks that the folder is new or can be resumed."""
     known = out / "search" / "recipe.json"
     if (out / SETTLED).exists():
         _check.fail("--out", str(out), "to hold a search that may go on; this one was settled", "Start a new one elsewhere.")
@@ -185,7 +185,7 @@ def _opened(
 
 
 def _require_limit(search: Priced) -> None:
-    """Refuse a search that costs more than the recipe's own limit: it cannot stop half way, as a run does."""
+    """Refuse a search that costs more than the recipe's own limit: unlike a run it cannot stop half way."""
     limit, price = search.recipe.run.max_epsilon, search.cost.epsilon
     if limit is not None and price > limit:
         remedy = "Allow more, or give [plan] a smaller epsilon."
@@ -193,7 +193,7 @@ def _require_limit(search: Priced) -> None:
 
 
 def _require_feasible(recipe: Recipe, settings: Settings, data: Data) -> None:
-    """At least one candidate can be trained. Else all trials would be lost, and paid for: its mistake is said now."""
+    """Require that at least one candidate can be trained; otherwise raise its error now, before all trials are lost and paid for."""
     first: HushgradError | None = None
     for candidate in settings.candidates:
         tried = with_candidate(recipe, candidate)
@@ -218,7 +218,7 @@ def _table(settings: Settings) -> dict[str, Any]:
 
 
 def _key(folder: Path, search: Priced, owner: Owner) -> tuple[RunKey, Journal]:
-    """The key and the journal of the search; both are there before the first trial, the key last."""
+    """The key and the journal of the search; both are on disk before the first trial, the key last."""
     path, journal, plan = folder / KEY, folder / JOURNAL, search.digest
     if path.exists():
         key = read_key(path, plan=plan)

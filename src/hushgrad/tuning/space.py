@@ -111,7 +111,7 @@ def _values(place: str, values: Any) -> tuple[Any, ...]:
 
 
 def _require_numbers(recipe: Recipe, place: str, values: tuple[Any, ...]) -> None:
-    """Where the recipe has a number, or any value is one, all are finite numbers: a trial that cannot run is paid for all the same."""
+    """Require finite numbers where the recipe has a number or any value is one: a trial that cannot run is paid for all the same."""
     table, _, key = place.partition(".")
     known = recipe.tables()[table].get(key)
     if any(_is_number(value) for value in (known, *values)):
@@ -152,7 +152,7 @@ def _parsed(word: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def with_candidate(recipe: Recipe, candidate: Mapping[str, Any]) -> Recipe:
-    """The recipe with the values of one candidate, and without its ``[tune]`` and ``[ledger]``: a trial pays for nothing itself."""
+    """The recipe with one candidate's values and without ``[tune]`` and ``[ledger]``, because a trial pays for nothing itself."""
     tables = replace(recipe, tune={}, ledger={}).tables()
     for place, value in candidate.items():
         table, _, key = place.partition(".")

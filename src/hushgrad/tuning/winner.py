@@ -1,4 +1,4 @@
-"""What leaves a search: its winner with the guarantee of the whole search, or the word that there is none."""
+"""The output of a search: its winner with the guarantee of the whole search, or the statement that there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPIED = ("model.safetensors", "plan.json", "recipe.json")
 
 @dataclass(frozen=True, order=True)
 class Result:
-    """Ordered by score, then by a random word: one of them is the best."""
+    """The result of one trial, ordered by score and then by a random word, so that the best is unique."""
 
     score: float
     tie: str
@@ -58,7 +58,7 @@ class Tuned:
 
 
 def claim(search: Priced, vouched: tuple[str, ...] = ()) -> Guarantee:
-    """What is promised for the whole search; ``vouched`` is what its journal could not show."""
+    """The guarantee of the whole search; ``vouched`` lists what its journal could not check."""
     seeded = search.recipe.run.seed is not None
     return Guarantee(
         epsilon=search.cost.epsilon,
@@ -107,7 +107,7 @@ def _copied(search: Priced, tuned: Tuned, best: Result, winner: Path, run: dict[
 
 
 def _copy_metrics(source: Path, target: Path) -> None:
-    """The winner's metrics, without the epsilon of its steps: that is the naive one, and would contradict the claim."""
+    """Copy the winner's metrics without the epsilon of its steps, which is the naive one and would contradict the claim."""
     if source.exists():
         lines = found(source, list, each_line=True)
         kept = [{name: value for name, value in line.items() if name != "epsilon"} for line in lines]
@@ -115,7 +115,7 @@ def _copy_metrics(source: Path, target: Path) -> None:
 
 
 def _record(search: Priced, tuned: Tuned) -> dict[str, Any]:
-    """What may be told about the search. K is not in it."""
+    """The public record of the search, without K."""
     stopping = search.settings.stopping
     return {
         "method": f"random stopping, {stopping.name} (Papernot and Steinke 2022)",
