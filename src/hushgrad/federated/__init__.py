@@ -1,4 +1,4 @@
-"""Federated learning on Flower: the server clips, adds correlated noise, and keeps the books for whole users.
+"""Federated learning on Flower: the server clips, adds correlated noise, and accounts for whole users.
 
 Needs Flower: ``pip install 'hushgrad[federated]'``.
 """

@@ -1,4 +1,4 @@
-"""Aggregation: clients' updates are clipped and summed here, and released by the core that releases every step."""
+"""Aggregation: clips and sums clients' updates, and releases them through the code that releases every training step."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Aggregator:
 
     @property
     def clip(self) -> Clipper:
-        """The clipper of the next round: the plan's, or what adaptive clipping has moved it to."""
+        """The clipper of the next round: the plan's, or the current one of adaptive clipping."""
         return self._release.clip
 
     @property
     def clip_norm(self) -> float:
-        """What an update's norm is clipped to."""
+        """The norm that updates are clipped to."""
         return self._release.clip_norm
 
     def tell(self, config: ConfigRecord) -> None:
-        """What a client has to know."""
+        """What clients must be told."""
         config[CLIP_NORM] = self.clip_norm
 
     def begin(self, step: int, layout: Layout, current: np.ndarray) -> None:
-        """Round ``step``: nothing summed yet. ``current`` is the flat model that the clients were sent.
+        """Start round ``step`` with an empty sum. ``current`` is the flat model that the clients were sent.
 
-        Whatever ends it before it is released, its row may have been drawn: the next round finds the stream where it belongs.
+        If a round ended before its release, its row may already have been drawn; the stream is then set to the right row again.
         """
         self._layout, self._current = layout, current
         self._sum, self._update, self._norms = np.zeros(layout.size), np.empty(layout.size), []

@@ -1,4 +1,4 @@
-"""A server as an audit asks it: rounds of its own, under keys of the audit, without a network."""
+"""A server as an audit runs it: separate rounds, under keys of the audit, without a network."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class AuditedRounds:
 
     @property
     def size(self) -> int:
-        """Numbers of the model."""
+        """The number of model parameters."""
         return self.layout.size
 
     def take(self, key: RunKey, step: int, updates: list[np.ndarray], *, restart: bool) -> tuple[np.ndarray, Clipper]:
-        """What round ``step`` releases of these flat updates, times the batch size, and the next clipper.
+        """The release of round ``step`` for these flat updates, times the batch size, and the next clipper.
 
         Args:
             key: of the audit.

@@ -45,7 +45,7 @@ _RAW_EVALUATION = "The clients' evaluation metrics are published without noise a
 
 
 class PrivateStrategy(LastingStrategy):
-    """What ``DPFTRL`` and ``DPFedAvg`` share: everything but which noise they take."""
+    """The base of ``DPFTRL`` and ``DPFedAvg``, which differ only in the noise that they accept."""
 
     _correlated: ClassVar[bool]
 
@@ -95,10 +95,10 @@ class PrivateStrategy(LastingStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run rounds until ``num_rounds`` (the plan's, by default) have been taken in all, those before a restart included.
+        """Run rounds until ``num_rounds`` (by default the plan's) have been taken in all, including those before a restart.
 
-        ``evaluate_fn`` sees released models only. With a budget (``max_epsilon``) the rounds end where it ends. The result's
-        metrics hold what is covered by the guarantee: the epsilon so far and the clip norm.
+        ``evaluate_fn`` sees released models only. With ``max_epsilon`` the rounds end when that is reached. The result's
+        metrics contain only what the guarantee covers: the epsilon so far and the clip norm.
         """
         self._settle()
         total = self.plan.steps if num_rounds is None else _check.positive_int(num_rounds=num_rounds)
@@ -118,7 +118,7 @@ class PrivateStrategy(LastingStrategy):
         return result
 
     def audit(self, arrays: ArrayRecord, *, users: int | None = None, **options: Any) -> Any:
-        """Audit this server on rounds of the audit's own, under other keys: nothing of it is touched, released or charged.
+        """Audit this server on separate rounds under other keys: nothing of it is changed, released or charged.
 
         Returns a :class:`hushgrad.audit.DeepReport`, for the operator's eyes.
 
@@ -151,12 +151,12 @@ class PrivateStrategy(LastingStrategy):
 
     @property
     def clip(self) -> Clipper:
-        """The clipper of the next round: the plan's, or where adaptive clipping has moved it (released, so not sensitive)."""
+        """The clipper of the next round: the plan's, or the current one of adaptive clipping (released, so not sensitive)."""
         return self._aggregator.clip
 
     @property
     def check_ins(self) -> CheckIns | None:
-        """The book of participations; None where the plan's sampler deals a known population. Sensitive."""
+        """The check-in book; None if the plan's sampler deals a known population. Sensitive."""
         return self._cohorts.book if isinstance(self._cohorts, Separated) else None
 
     @property
@@ -173,7 +173,7 @@ class PrivateStrategy(LastingStrategy):
     # Flower's hooks ---------------------------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Choose the round's cohort, enter it in the book, and ask those who can be reached.
+        """Choose the round's cohort, record it in the check-in book, and ask those who can be reached.
 
         Raises:
             BudgetExceeded: after the plan's last round, or where the next one would cost more than ``max_epsilon``.
@@ -193,7 +193,7 @@ class PrivateStrategy(LastingStrategy):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Clip, sum, add noise, divide by the plan's constant, let the server optimizer step; save, then release."""
+        """Clip, sum, add noise, divide by the plan's constant and run the server optimizer; save, then release."""
         open_round, self._open = self._open, None
         if open_round is None:
             raise ArgumentError("Expected configure_train before aggregate_train: there is no cohort whose replies could count.")
@@ -244,7 +244,7 @@ class PrivateStrategy(LastingStrategy):
         return users, nodes[first]
 
     def _require_cohort(self, messages: list[Message], asked: list[int]) -> None:
-        """A strategy of the user's own must not ask others, nor anybody twice."""
+        """Require that a user's own strategy asks only the cohort, and nobody twice."""
         receivers = [message.metadata.dst_node_id for message in messages]
         if sorted(receivers) != sorted(asked):
             remedy = "Ask every node of grid.get_node_ids() once: the grid shows the cohort only."
@@ -252,5 +252,5 @@ class PrivateStrategy(LastingStrategy):
 
 
 def _later(metrics: dict[int, MetricRecord], rounds: int) -> dict[int, MetricRecord]:
-    """Flower numbers the rounds of one start; here they are the run's."""
+    """Renumber rounds: Flower counts the rounds of one start, this server those of the whole run."""
     return {rounds + number: record for number, record in metrics.items()}

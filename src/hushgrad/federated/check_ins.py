@@ -1,4 +1,4 @@
-"""Check-ins: who took part when, so that nobody takes part too often or too soon again."""
+"""Check-ins: who took part when, so that nobody takes part too often or again too soon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hushgrad import _check
 
 
 def as_ids(users: Iterable[int] | np.ndarray) -> np.ndarray:
-    """User or node numbers as a sorted array without repetitions. Flower's node ids fill 64 bits without a sign."""
+    """User or node numbers as a sorted array without repetitions. Flower's node ids use all 64 bits, unsigned."""
     if not isinstance(users, np.ndarray):
         users = np.fromiter(users, dtype=np.uint64)
     ids = np.sort(users.astype(np.uint64, copy=False).ravel())  # np.unique hashes integers, which takes fifty times as long
@@ -22,7 +22,7 @@ def as_ids(users: Iterable[int] | np.ndarray) -> np.ndarray:
 
 
 def pack_ids(ids: np.ndarray) -> torch.Tensor:
-    """For a checkpoint: the same 64 bits with a sign, since torch's unsigned integers are few."""
+    """The same 64 bits as signed integers, for a checkpoint: torch supports few operations on unsigned ones."""
     return torch.from_numpy(ids.view(np.int64).copy())
 
 
@@ -38,13 +38,13 @@ def unpack_ids(packed: torch.Tensor) -> np.ndarray:
 
 
 class CheckIns:
-    r"""The server's book of participations: at most ``times`` per user, any two at least ``gap`` rounds apart.
+    r"""The server's check-in book: at most ``times`` participations per user, any two at least ``gap`` rounds apart.
 
     **Formal guarantee.** If every cohort is chosen from :meth:`eligible` and entered with :meth:`enter` *before* anyone in it
-    is asked, the rounds of each user satisfy ``MinSep(gap, times)``, whatever devices do: who is asked and does not answer
+    is asked, the rounds of each user satisfy ``MinSep(gap, times)``, whatever devices do: a user who is asked and does not answer
     has taken part. The book depends on who was reachable and on the server's random choices, never on anybody's data.
 
-    The book is three arrays in the order of the user numbers; a round costs one sorted merge, not one look-up for each user.
+    The book consists of three arrays sorted by user number; a round costs one sorted merge, not one look-up for each user.
 
         >>> book = CheckIns(gap=2, times=2)
         >>> book.enter([1, 2], round=0)
@@ -73,7 +73,7 @@ class CheckIns:
         return np.asarray(asked[allowed])
 
     def enter(self, users: Iterable[int] | np.ndarray, *, round: int) -> None:
-        """Write down that ``users`` take part in ``round``.
+        """Record that ``users`` take part in ``round``.
 
         Raises:
             ArgumentError: if one of them may not; nothing is then written.
@@ -125,7 +125,7 @@ class CheckIns:
         self._users, self._last, self._count = users, last, count
 
     def _find(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each of the sorted ``asked``: its place in the book, or where it would be entered, and whether it is there."""
+        """For each of the sorted ``asked``: its index in the book, or where it would be inserted, and whether it is there."""
         place = np.searchsorted(self._users, asked)
         known = np.zeros(len(asked), bool)
         inside = place < len(self._users)

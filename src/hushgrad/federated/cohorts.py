@@ -1,4 +1,4 @@
-"""Cohorts: whom the server asks in a round, by a rule whose promise the plan's theorem needs."""
+"""Cohorts: whom the server asks in a round, by a rule that the plan's theorem relies on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hushgrad.train.plan import Plan
 class MinSeparation(Sampler):
     """A random cohort of ``cohort`` users among those who last took part ``gap`` rounds ago, and fewer than ``times`` times.
 
-    What a federated server can keep to when devices come and go: no order, no epochs, no known population.
+    For servers whose devices come and go: it needs no order, no epochs and no known population.
 
     **Formal guarantee.** At most ``times`` participations of one user, any two at least ``gap`` rounds apart. Users compete
-    for places, so it serves neighbours of the same size only: zero-out and replace-one. The randomness is not relied upon.
+    for places, so it works for neighbours of the same size only: zero-out and replace-one. The guarantee does not rely on randomness.
 
     | case | what happens |
     |---|---|
@@ -51,7 +51,7 @@ class MinSeparation(Sampler):
         return events.MinSep(gap=self.gap, times=self.times)
 
     def dealer(self, n: int, draws: Draws) -> Deal:
-        """The cohorts of a run in which all ``n`` users are always there. Later rounds follow from earlier ones: they are kept."""
+        """The cohorts of a run in which all ``n`` users are always available. Later rounds depend on earlier ones, which are kept."""
         everyone, book, dealt = np.arange(n), CheckIns(gap=self.gap, times=self.times), list[np.ndarray]()
 
         def deal(step: int) -> np.ndarray:
@@ -72,7 +72,7 @@ def pick(users: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class Cohorts(ABC):
-    """Chooses each round's users. The choice of a round is final: asked again, it is the same."""
+    """Chooses each round's users. The choice of a round is final: asked again, it returns the same."""
 
     users: int | None = None  # how many there are, where that is known
 
@@ -90,7 +90,7 @@ class Cohorts(ABC):
 
 
 class Separated(Cohorts):
-    """A random cohort among the connected users whose turn it is, by the book of check-ins."""
+    """A random cohort of the connected users who are eligible by the check-in book."""
 
     def __init__(self, participation: events.MinSep, size: int, draws: Draws) -> None:
         self.book = CheckIns(gap=participation.gap, times=participation.times)
@@ -99,7 +99,7 @@ class Separated(Cohorts):
         self._resumed = False
 
     def choose(self, round: int, connected: np.ndarray) -> np.ndarray:
-        """Chosen and entered in the book at once; a round that is configured twice keeps its cohort."""
+        """Choose and record the cohort at once; a round that is configured twice keeps its cohort."""
         self._require_known_faces(connected)
         if self._latest is None or self._latest[0] != round:
             chosen = pick(self.book.eligible(connected, round=round), self._size, self._draws.at(round))
@@ -108,7 +108,7 @@ class Separated(Cohorts):
         return self._latest[1]
 
     def _require_known_faces(self, connected: np.ndarray) -> None:
-        """After a restart, strangers only: their numbers were dealt anew, and the book would bound nobody."""
+        """Refuse a restart in which no connected user is known: ids were assigned again, and the book would bound nobody."""
         if self._resumed and len(self.book) and len(connected) and not len(self.book.knows(connected)):
             raise ArgumentError(
                 f"Expected some of the {len(connected)} connected users to be among the {len(self.book)} in the check-in book. "
@@ -130,9 +130,9 @@ class Separated(Cohorts):
 
 
 class Dealt(Cohorts):
-    """The plan's own sampler deals the whole known population; who cannot be reached drops out.
+    """The plan's own sampler draws from the whole known population; users who cannot be reached drop out.
 
-    A cohort is a pure function of key and round, and does not depend on who is connected: that is what amplification needs.
+    A cohort is a pure function of key and round and does not depend on who is connected, as amplification requires.
     """
 
     def __init__(self, sampler: Sampler, population: np.ndarray, draws: Draws) -> None:
@@ -154,7 +154,7 @@ class Dealt(Cohorts):
 
 
 def cohorts_of(plan: Plan, population: Iterable[int] | None, key: bytes) -> Cohorts:
-    """How the plan's participation is kept: by check-ins where it is a separation, else by dealing the known population.
+    """How the plan's participation is enforced: by check-ins for a separation, otherwise by sampling the known population.
 
     Raises:
         ArgumentError: if the plan samples a population that was not given, or gives one that it does not sample.

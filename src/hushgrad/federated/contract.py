@@ -1,4 +1,4 @@
-"""What may be run: the plans and the Flower strategies that a private server accepts, and why others are refused."""
+"""The plans and Flower strategies that a private server accepts, and why others are refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _require_flat(clip: Clipper) -> None:
 
 
 def server_optimizer_of(strategy: Strategy, server: ServerOptimizer | None) -> ServerOptimizer:
-    """The given one, or what the wrapped strategy does with the mean of the updates.
+    """The given server optimizer, or the equivalent of what the wrapped strategy does with the mean of the updates.
 
     | strategy | server optimizer |
     |---|---|
@@ -76,7 +76,7 @@ def server_optimizer_of(strategy: Strategy, server: ServerOptimizer | None) -> S
 
 
 def messenger_of(strategy: FedAvg) -> FedAvg:
-    """A copy of the strategy that asks every node it is shown: the cohort is the server's choice, not ``random.sample``'s.
+    """A copy of the strategy that asks every node it is shown: the server chooses the cohort, not ``random.sample``.
 
     Raises:
         ArgumentError: if the strategy was told to weigh clients by a metric of theirs.

@@ -1,9 +1,9 @@
-"""The server's directory: key, state and check-ins on disk, each file replaced at once or not at all.
+"""The server's directory: key, state and check-ins on disk, each file replaced atomically.
 
-**Why no round's noise is ever used twice.** Clients are not repeatable: asked again, they answer otherwise, or not at all. So a
+**Why no round's noise is ever used twice.** Clients are not repeatable: asked again, they give other answers, or none. So a
 round that was released must never be repeated, since two sums with the same noise differ by no noise. The new model is
 therefore written to disk, with the noise's buffers and the ledger, *before* it leaves the server. A server that is killed
-before that has released nothing of the round and may repeat it; one that is killed afterwards goes on with the next. The journal
+before that has released nothing of the round and may repeat it; one that is killed afterwards continues with the next. The journal
 says how many rounds were released: a state that is lost, or older, is refused. One server at a time owns the directory.
 """
 

@@ -1,6 +1,6 @@
-"""What a server keeps for a later process: the lasting half of :class:`PrivateStrategy <hushgrad.federated.base.PrivateStrategy>`.
+"""The persistent half of :class:`PrivateStrategy <hushgrad.federated.base.PrivateStrategy>`: what a server keeps for a later process.
 
-A round is saved first, then written into the journal, then it leaves the server: what was asked of clients cannot be asked again.
+A round is first saved, then entered into the journal, and then released, because clients cannot be asked again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hushgrad.train.tree import understood
 
 
 class LastingStrategy(Strategy):
-    """Saves rounds and takes them up again."""
+    """Saves rounds and resumes them."""
 
     plan: Plan
     server: ServerOptimizer
@@ -55,7 +55,7 @@ class LastingStrategy(Strategy):
         return self._books.taken
 
     def _settle(self) -> None:
-        """After a disk that was full: what could not be saved is saved before anybody is sent it."""
+        """After a full disk: save what could not be saved before anybody is sent it."""
         if self._unsaved:
             self._save(self.spent())
 
@@ -87,7 +87,7 @@ class LastingStrategy(Strategy):
         return {"position": self.rounds, "chain": self._books.content, "before": before, "witness": witness}
 
     def _write_down(self) -> None:
-        """The journal's entry of the latest round: after it is saved, and before it leaves the server."""
+        """Enter the latest round into the journal, after it is saved and before it is released."""
         if self._witness is not None:
             with self._journal:
                 self._journal.released(*self._witness)

@@ -1,4 +1,4 @@
-"""Layout: a model's arrays as one flat float64 vector, and what a client sends back, checked against it."""
+"""Layout: a model's arrays as one flat float64 vector; clients' replies are checked against it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: ArrayRecord) -> Layout:
-        """Of the arrays that a server sends.
+        """The layout of the arrays that a server sends.
 
         Raises:
             ArgumentError: for an array of whole numbers or none at all: it cannot be clipped and noised.
@@ -39,11 +39,11 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many numbers in all."""
+        """The total number of values."""
         return sum(prod(shape) for shape in self.shapes)
 
     def slices(self) -> dict[str, slice]:
-        """Where each array lies in the flat vector."""
+        """The position of each array in the flat vector."""
         ends = np.cumsum([prod(shape) for shape in self.shapes]).tolist()
         return {name: slice(low, high) for name, low, high in zip(self.names, [0, *ends], ends, strict=False)}
 

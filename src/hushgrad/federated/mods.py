@@ -1,6 +1,6 @@
-"""A client mod: clip the update before it leaves the device. Defence in depth; the server clips again in any case.
+"""A client mod that clips the update before it leaves the device. This is defence in depth; the server clips again in any case.
 
-No word of the server's can switch a mod off: what a mod cannot bound stays at home. How much it may ask for is the client's to say, in the
+The server cannot switch a mod off: what a mod cannot bound is not sent. The client decides how much the server may ask for, in the
 node's own configuration (``flower-supernode --node-config "hushgrad-clip-norm=1.0 hushgrad-share=0.1"``): there :data:`CLIP_NORM` is the
 largest clip norm, and :data:`SHARE` the least standard deviation of a share, in clip norms. A message that asks for more is answered
 without arrays. A client without these limits believes the server's numbers.
@@ -28,8 +28,8 @@ SHARE = "hushgrad-share"
 def clip_update(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Scale what the client sends back to norm at most the server's clip norm: ``ClientApp(mods=[clip_update])``.
 
-    **Formal guarantee.** None that is relied upon: a server trusts no client, and clips again. It bounds what an eavesdropper or
-    a leaky log sees of one device, and keeps a diverged model (NaN, infinity) at home: that update is zero.
+    **Formal guarantee.** Nothing relies on it: a server trusts no client, and clips again. It bounds what an eavesdropper or
+    a leaky log sees of one device, and does not send a diverged model (NaN, infinity): that update is zero.
 
     Put it first in the list: Flower's first mod is the outermost, and sees what others have made of the update.
     Arrays in the reply to a message without a clip norm (evaluation, another strategy) or with one above the node's own limit, and
@@ -55,7 +55,7 @@ def clip_update(message: Message, context: Context, call_next: ClientAppCallable
 
 
 def told(message: Message, *names: str) -> tuple[float, ...] | None:
-    """The positive numbers that the server sends under ``names``, in one record, with a model; None if it does not."""
+    """The positive numbers that the server sends under ``names``, in one record with a model; None if there are none."""
     config = next((c for c in message.content.config_records.values() if set(names) <= set(c)), None)
     if config is None or not message.content.array_records:
         return None
@@ -65,7 +65,7 @@ def told(message: Message, *names: str) -> tuple[float, ...] | None:
 
 
 def own_limit(context: Context, name: str, default: float) -> float:
-    """What the client's own node says about ``name``, else ``default``.
+    """The client's own limit ``name`` from its node configuration, otherwise ``default``.
 
     Raises:
         ArgumentError: where it says something that is no positive number; then nothing leaves.
@@ -86,7 +86,7 @@ def without_arrays(reply: Message) -> Message:
 
 
 class Answer(NamedTuple):
-    """What a client has made of a message: its reply, the layout of the arrays that were sent, they, and how far it moved them."""
+    """A client's answer to a message: its reply, the layout of the arrays that were sent, the arrays, and its update."""
 
     reply: Message
     layout: Layout

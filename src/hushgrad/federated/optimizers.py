@@ -1,4 +1,4 @@
-"""Server optimizers: what the server does with the private mean update. Post-processing; free of privacy cost."""
+"""Server optimizers: how the server applies the private mean update. This is post-processing and costs no privacy."""
 
 from __future__ import annotations
 

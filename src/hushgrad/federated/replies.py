@@ -1,4 +1,4 @@
-"""Those who answer in one round: whoever was not asked, or sends what nobody can use, counts as zero."""
+"""The replies of one round: unsolicited or unusable ones count as zero."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RawRound:
 
 
 def collected(aggregator: Aggregator | ShareSum, open_round: OpenRound, replies: Iterable[Message]) -> RawRound:
-    """Add up what the round's cohort sent, each clipped; and what is known of it. Sensitive."""
+    """Sum the clipped updates of the round's cohort, and describe the round. Sensitive."""
     accepted = clipped = 0
     rejected: list[str] = []
     waiting = set(open_round.nodes)

@@ -1,6 +1,6 @@
-"""Shares: every client adds its part of the noise, so that the sum is private before the server has touched it.
+"""Shares: every client adds its part of the noise, so the sum is private before the server touches it.
 
-They are whole numbers, so that a sum modulo 2^64 is exact and a secure summation may stand between clients and server. With
+They are integers, so that a sum modulo 2^64 is exact and a secure summation can be put between clients and server. With
 ``least`` = m and noise multiplier s, a clipped update is written in units of g = s C / (256 sqrt(m)), and each client adds a
 discrete Gaussian of standard deviation 256 to every number: m of them have the standard deviation s C together.
 
@@ -63,7 +63,7 @@ class Shares(Independent):
 
     **Formal guarantee.** For a user who takes part at most k times, the run is a Gaussian mechanism of noise multiplier
     s sqrt(1 - 1 / (1024 ``least``)) / sqrt(k), under zero-out and replace-one, by the theorem above. Cohorts drawn at random
-    amplify nothing here: who is not drawn sends no share either. Clients are trusted to clip and to add their own share; nobody
+    amplify nothing here: a user who is not drawn sends no share either. Clients are trusted to clip and to add their own share; nobody
     else can see whether they did.
 
     Args:
@@ -84,12 +84,12 @@ class Shares(Independent):
         return Gaussian(sigma * math.sqrt((1 - 1 / (1024 * self.least)) / times) * (1 - _SLACK))
 
     def grid(self, clip_norm: float, noise_multiplier: float) -> float:
-        """The unit of the whole numbers."""
+        """The unit of the integers."""
         return noise_multiplier * clip_norm / (_STD * math.sqrt(self.least))
 
 
 def _require_shares(plan: Plan) -> Shares:
-    """Refuse what the theorem does not speak of.
+    """Refuse what the theorem does not cover.
 
     Raises:
         NoTheorem: for add/remove.
@@ -169,7 +169,7 @@ class ShareSum:
 
 
 class _Keyed:
-    """Bytes that follow from a key and a round: SHAKE-256 of both and of a number that counts the calls."""
+    """Bytes derived from a key and a round: SHAKE-256 of both and of a counter of the calls."""
 
     def __init__(self, key: bytes, step: int) -> None:
         self._place, self._calls = key + step.to_bytes(8, "little"), 0
@@ -180,7 +180,7 @@ class _Keyed:
 
 
 def add_share(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Clip the update, write it in whole numbers and add this client's share of the noise: ``ClientApp(mods=[add_share])``.
+    """Clip the update, convert it to integers and add this client's share of the noise: ``ClientApp(mods=[add_share])``.
 
     **Formal guarantee.** The arrays that leave the device are q + X: q whole numbers with |q| at most the clip norm in units of the
     grid, X a discrete Gaussian from the operating system's entropy. See :class:`Shares` for the sum. Put it first in the
@@ -214,7 +214,7 @@ def _allowed(context: Context, clip_norm: float, grid: float) -> bool:
 
 
 def whole(update: np.ndarray, bound: float) -> np.ndarray:
-    """The nearest whole numbers to ``update``, or to a shorter one, so that their norm is at most ``bound``; zero for what is no number.
+    """The nearest integers to ``update``, or to a shorter one, so that their norm is at most ``bound``; zero for NaN.
 
     The norm is that of the whole numbers themselves: rounding to the nearest could lengthen a vector by sqrt(d) / 2.
     """

@@ -9,7 +9,7 @@ from hushgrad.federated.base import PrivateStrategy
 
 @final
 class DPFTRL(PrivateStrategy):
-    r"""Correlated noise over the rounds: no sampling assumption, so it fits devices that come when they come.
+    r"""Correlated noise over the rounds, without a sampling assumption: suitable for devices that come and go.
 
     Round t releases w_{t+1} = server(w_t, (sum_i clip(u_i) + ``noise_multiplier`` C (C⁻¹Z)_t) / ``batch_size``): u_i is the
     change that client i made to the model, clipped as one vector, and C⁻¹Z are the rows of ``plan.noise`` (``Tree(restart=)``,
@@ -18,7 +18,7 @@ class DPFTRL(PrivateStrategy):
     **Formal guarantee.** The sequence of all models that leave the server satisfies ``spent()``: (epsilon, delta)-DP for one
     user's whole data, under zero-out or replace-one. The server is trusted and enforces what the theorem assumes: each user
     at most ``times`` times, at least ``gap`` rounds apart (check-ins, entered before anybody is asked); norm at most C over
-    all arrays together; a constant divisor. Who is silent, fails, or sends something that is no finite update of the model
+    all arrays together; a constant divisor. A client that is silent, fails, or sends anything but a finite update of the model
     counts as zero, which changes no one's sensitivity. Amplified plans (``CyclicPoisson`` with ``Banded``) need
     ``population``, and a server that samples all of it.
 
@@ -57,7 +57,7 @@ class DPFedAvg(PrivateStrategy):
 
     Round t releases w_{t+1} = server(w_t, (sum_i clip(u_i) + ``noise_multiplier`` C Z_t) / ``batch_size``).
 
-    **Formal guarantee.** As :class:`DPFTRL`; and where the plan samples users at random (``Poisson``, ``FixedSize``,
+    **Formal guarantee.** As :class:`DPFTRL`; and if the plan samples users at random (``Poisson``, ``FixedSize``,
     ``TruncatedPoisson``), amplified by the secrecy of the cohort: ``population`` must name every user, the server samples from
     all of them, and one who cannot be reached drops out instead of being replaced. Without a known population take
     ``sampling=MinSeparation(...)`` and ``relation="zero_out"``: no amplification is then claimed. Adaptive clipping

@@ -1,4 +1,4 @@
-"""Discrete Gaussian numbers: what a client adds to whole numbers, and the server in the place of who is silent."""
+"""Discrete Gaussian noise: drawn by clients, and by the server in place of missing clients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _distribution(std: int) -> list[int]:
 
 
 def _looked_closer(std: int, look: int, draw: Callable[[int], bytes]) -> int:
-    """The number whose first bits did not decide: 256 bits of it, compared with 256 bits of the distribution function."""
+    """The number whose first bits did not decide: compares 256 bits of it with 256 bits of the distribution function."""
     more = _FINE - _BITS
     point = (look << more) + (int.from_bytes(draw(_FINE // 8), "big") >> (_FINE - more))
     return bisect_right(_distribution(std), point) - _TAIL * std

@@ -1,6 +1,6 @@
-"""The wire: what a client's bytes may look like. Nothing is evaluated, unpacked or allocated on a client's word.
+"""Parses clients' bytes. Nothing is evaluated, unpacked or allocated on a client's word.
 
-A client is anybody. ``numpy.load`` evaluates a header as a Python literal, opens zip archives and allocates what the header asks for; so
+Clients are untrusted. ``numpy.load`` evaluates a header as a Python literal, opens zip archives and allocates what the header asks for; so
 it is not used here (see :mod:`hushgrad._npy`). An array is read only if its bytes are exactly what ``numpy.save`` writes for the shape
 that the server sent: a short header of one form, then as many bytes as the layout's own array has numbers. The
 result is a view of these bytes.

@@ -1,4 +1,4 @@
-"""The training loops that people already use: Hugging Face's Trainer, Lightning's Trainer and Fabric, accelerate.
+"""Integrations with existing training loops: Hugging Face's Trainer, Lightning's Trainer and Fabric, accelerate.
 
 Each integration is thin: the framework keeps its loop, the plan keeps its promises. A framework's own clipping, sharding of
 batches, gradient accumulation and half-precision loss scaling would change what the accounting relies on, so they are refused

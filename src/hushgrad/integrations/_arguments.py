@@ -1,4 +1,4 @@
-"""Trainer's arguments beside a plan: what would change it behind its back is refused."""
+"""Checks of Trainer's arguments: refuses those that would change the plan behind its back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTEAD = {
 
 
 def require_known(given: Mapping[str, Any]) -> None:
-    """Arguments of Trainer that a private one has no place for are refused with what to do instead; unknown ones are no arguments."""
+    """Refuse Trainer's arguments that a private Trainer cannot use, with the remedy, and unknown ones."""
     for name, value in given.items():
         if name != "preprocess_logits_for_metrics" and name not in _INSTEAD:
             raise TypeError(f"PrivateTrainer has no argument {name}.")
@@ -40,20 +40,20 @@ def require_known(given: Mapping[str, Any]) -> None:
 
 
 def refuse_search() -> NoReturn:
-    """Trainer's search would choose among private runs for nothing."""
+    """Refuse Trainer's hyper-parameter search, which would choose among private runs without paying for it."""
     remedy = "Each trial is a run, and choosing among their results has its own cost: use `hushgrad tune`."
     _check.fail("hyperparameter_search", "trials", "not to be called", remedy)
 
 
 def as_planned(args: TrainingArguments) -> TrainingArguments:
-    """A copy in which Trainer neither clips nor counts epochs: one loop over the plan's batches is the whole run."""
+    """A copy of the arguments in which Trainer neither clips nor counts epochs: one loop over the plan's batches is the whole run."""
     own = copy.copy(args)
     own.max_grad_norm, own.num_train_epochs, own.max_steps = 0.0, 1.0, -1
     return own
 
 
 def require_fitting(args: TrainingArguments, plan: Plan) -> None:
-    """What in Trainer's arguments would change the plan behind its back."""
+    """Refuse arguments of Trainer that would change the plan behind its back."""
     if args.gradient_accumulation_steps != 1:
         remedy = "per_device_train_batch_size runs a batch in parts of that size; the result is the same."
         _check.fail("gradient_accumulation_steps", args.gradient_accumulation_steps, "to be 1", remedy)
@@ -90,7 +90,7 @@ def require_fitting(args: TrainingArguments, plan: Plan) -> None:
 
 
 def _require_launched(args: TrainingArguments) -> None:
-    """On a CPU, accelerate runs DDP where FSDP was asked for, and one process where several were, without a word."""
+    """Refuse launches on a CPU in which accelerate silently runs DDP instead of FSDP, or one process instead of several."""
     sharded = args.fsdp or args.deepspeed or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
     if sharded:
         remedy = "Call fully_shard(model) before the Trainer is made, and start it with torchrun: the run shares the work itself."
@@ -102,7 +102,7 @@ def _require_launched(args: TrainingArguments) -> None:
 
 
 def _require_random(args: TrainingArguments) -> None:
-    """Batches by length, or in the order of the data, are not those that were accounted for."""
+    """Refuse batches by length or in the order of the data: they are not those that were accounted for."""
     order = "group_by_length" if getattr(args, "group_by_length", False) else getattr(args, "train_sampling_strategy", "random")
     if str(order) != "random":
         remedy = "Leave it out: the plan draws the batches, and data_collator pads each to its longest text."

@@ -1,4 +1,4 @@
-"""A run's batches as frameworks want them: something to loop over, with a length, and nothing in it to deal anew."""
+"""A run's batches for frameworks: an iterable with a length, without a sampler that could be replaced."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hushgrad.train.private import Private
 class Batches:
     """The batches of a run from its next step on, as many as the plan and the budget still allow.
 
-    Frameworks look a loader over for samplers that they could replace. Hushgrad's own loader answers such a look with an
-    error; this is a plain iterable around it, where there is nothing to find. It may be made before there is a run.
+    Frameworks search a loader for samplers that they could replace. Hushgrad's own loader answers this with an
+    error; this is a plain iterable around it, in which there is nothing to find. It may be created before there is a run.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Batches:
 
 
 def drawn(inputs: Any) -> Batch:
-    """The batch, if it is the plan's; a sentence about another one does not show its records."""
+    """The batch, if it is the plan's; the error about another batch does not show its records."""
     if isinstance(inputs, Batch):
         return inputs
     remedy = "Leave get_train_dataloader as it is: the plan draws the batches. data_collator makes them of examples."

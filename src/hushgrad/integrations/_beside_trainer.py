@@ -1,4 +1,4 @@
-"""What stands beside a Trainer: its passes for an audit, and the checkpoints that it saves."""
+"""Helpers of ``PrivateTrainer``: its passes for an audit, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TrainerPasses(Loop):
-    """Trainer's passes for any run that stands in the place of its own."""
+    """Trainer's passes, for a run that takes the place of its own."""
 
     def __init__(self, trainer: PrivateTrainer) -> None:
         self._trainer = trainer
@@ -27,7 +27,7 @@ class TrainerPasses(Loop):
         self._beside(private, private.model).training_step(private.model, batch)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """What ``compute_loss`` makes of these examples."""
+        """The result of ``compute_loss`` for these examples."""
         trainer = self._beside(None, model)
         with trainer.compute_loss_context_manager():
             return trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))  # type: ignore[no-any-return]

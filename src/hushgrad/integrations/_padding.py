@@ -1,11 +1,11 @@
-"""Padding must not count: how much of it a text has follows from the longest one of its batch, so from others' data.
+"""Padding must not count: its amount depends on the longest text of the batch, that is on other people's data.
 
 A model that reads padding (an encoder without a mask, a mean over all positions) gives every text another loss when the longest one is left
-out: then one person moves everybody's gradient, and clipping bounds nothing. It is tried on a short and a long text, before the first step:
-other tokens in the place of padding, and no padding at all, must leave the loss as it is.
+out: then one person moves everybody's gradient, and clipping bounds nothing. It is tested on a short and a long text before the first step:
+other tokens in place of padding, and no padding at all, must not change the loss.
 
-In half precision even a model that masks padding rounds every text otherwise where there is more of it: then every run, whoever loops,
-wants one length (:class:`hushgrad.train.invariant_sizes.OneLength`).
+In half precision even a model that masks padding rounds every text differently if there is more of it: then every run, in any loop,
+needs one length (:class:`hushgrad.train.invariant_sizes.OneLength`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _first(batch: Any) -> dict[str, Any] | None:
 
 
 def _with_others(alone: Any, padded: dict[str, Any]) -> dict[str, Any] | None:
-    """The padded text with tokens of its own in the place of padding; None where a collator draws what a text is, or does not pad."""
+    """The padded text with other tokens in place of padding; None if the collator draws a text at random or does not pad."""
     one, other = alone["input_ids"], padded["input_ids"]
     n, more = one.shape[1], other.shape[1] - one.shape[1]
     parts = {"right": (slice(0, n), slice(n, None)), "left": (slice(more, None), slice(0, more))}

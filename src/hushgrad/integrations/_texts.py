@@ -1,7 +1,7 @@
-"""What a batch of texts has to be, so that a row of it is one example.
+"""Checks that every row of a batch of texts is one example.
 
-Several texts in one row (packing), or all texts of a batch in one (padding-free collation), spare padding. But a row is clipped as one
-example: what a text adds is then not bounded by itself, and a text that was cut into two rows counts twice.
+Several texts in one row (packing), or all texts of a batch in one (padding-free collation), save padding. But a row is clipped as one
+example: the contribution of a single text is then not bounded, and a text that was cut into two rows counts twice.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NUMBERED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")  # wher
 
 
 def require_numbered(dataset: Any) -> None:
-    """Refuse data that are read as a stream: the plan draws records by their numbers."""
+    """Refuse streamed data: the plan draws records by their index."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         remedy = "Batches are drawn at random from all of it. Read a stream into memory, or onto the disk, before: Dataset.from_generator."
         _check.fail("train_dataset", type(dataset).__name__, "to have a length, and records by their number", remedy)
 
 
 def require_apart(dataset: Any) -> None:
-    """Refuse data that were packed before: a collator may leave the column out that says where the texts of a row begin."""
+    """Refuse data that were packed before, because a collator may drop the column that says where the texts of a row begin."""
     record = dataset[0] if len(dataset) else None
     for name in _NUMBERED:
         if isinstance(record, Mapping) and name in record:

@@ -1,8 +1,8 @@
-"""Losses of transformers as clipping needs them: the mean over the examples of what depends on one example alone.
+"""Losses of transformers as clipping needs them: the mean over examples of terms that depend on one example each.
 
 Models of transformers average over all labels of a batch that are not -100, whatever example they belong to. Then the number of
-labels in one example scales the gradient of every other one, and clipping per example bounds nothing. What a model's own loss does
-is not read off its name but tried, on one or two examples of the first batch.
+labels in one example scales the gradient of every other one, and clipping per example bounds nothing. What a model's own loss does is
+not inferred from its name but tested on one or two examples of the first batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def token_loss(logits: Tensor, labels: Tensor, *, shift: bool) -> Tensor:
 
 
 class ExampleLoss:
-    """The model's own loss where an example has one label, :func:`token_loss` where each token has one."""
+    """The model's own loss if an example has one label, :func:`token_loss` if each token has one."""
 
     def __init__(self) -> None:
         self._is_mean = False  # over examples: the model's own loss was tried
@@ -95,9 +95,9 @@ class ExampleLoss:
 
 
 def checked(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Somebody's own ``compute_loss``, of which what it asks for and what it returns is refused in a sentence where it is no loss.
+    """A user's own ``compute_loss``; refused with one sentence if its arguments or its result are not those of a loss.
 
-    Trainer's ``num_items_in_batch`` is not told (None), and one that does not take it is not given it.
+    Trainer's ``num_items_in_batch`` is passed as None, and not at all to a function that does not take it.
     """
     named = inspect.signature(compute_loss).parameters
     takes = "num_items_in_batch" in named or any(p.kind is p.VAR_KEYWORD for p in named.values())
@@ -135,7 +135,7 @@ def _own(outputs: Any) -> Tensor:
 
 
 def _require_mean(model: nn.Module, inputs: Any, labels: Tensor) -> None:
-    """The loss of two examples is the mean of each one's, also where their labels differ (class weights would be seen there)."""
+    """Require that the loss of two examples is the mean of their own losses, also for different labels (which detects class weights)."""
     other = next((i for i in range(1, len(labels)) if not torch.equal(labels[i], labels[0])), 1)
     with aside(model):
         losses = [_own(model(**_rows(inputs, labels, rows))) for rows in ([0, other], [0], [other])]
@@ -147,7 +147,7 @@ def _require_mean(model: nn.Module, inputs: Any, labels: Tensor) -> None:
 
 
 def _own_shift(model: nn.Module, inputs: Any, labels: Tensor) -> bool | None:
-    """Whether the model's own loss of one example has the score at t for the label at t + 1; None: no label counts."""
+    """Whether the model's own loss of one example compares the score at t with the label at t + 1; None if no label counts."""
     told = None
     for i in labels[:, 1:].ne(_IGNORED).any(1).nonzero().flatten().tolist():
         one = _rows(inputs, labels, [i])

@@ -135,7 +135,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def private(self) -> Private:
-        """The attached run; there is one from the first :meth:`train` on."""
+        """The attached run, available from the first :meth:`train` on."""
         if self._private is None:
             raise ArgumentError("Expected train() to have been called: before it nothing is private yet.")
         return self._private
@@ -162,14 +162,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     # What Trainer calls -------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
-        """Take the steps that are left. A run with ``checkpoint=`` that was interrupted goes on by itself."""
+        """Take the remaining steps. An interrupted run with ``checkpoint=`` continues by itself."""
         if resume_from_checkpoint:
             remedy = "Give checkpoint=FOLDER: Trainer's own checkpoints hold neither the books nor the noise."
             _check.fail("resume_from_checkpoint", resume_from_checkpoint, "to be left out", remedy)
         return super().train(trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
 
     def get_train_dataloader(self) -> Any:
-        """The run's own batches, from the next step on. Trainer would have accelerate deal them anew."""
+        """The run's own batches, from the next step on; Trainer would let accelerate redistribute them."""
         if self._private is None:
             require_apart(self.train_dataset)
             self._require_padding_apart()
@@ -207,13 +207,13 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return make_private(_check.instance(nn.Module, model=self.model), optimizer, self.plan, key=key, **self._options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The schedule over all steps of the plan, however many of them are still to come. It is made once."""
+        """The schedule over all steps of the plan, however many remain. It is created once."""
         self._schedule = self._schedule or super().create_scheduler(self.plan.steps, optimizer)
         self.lr_scheduler = self._schedule
         return self._schedule
 
     def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
-        """Refused: what is chosen by the results of private runs has to be paid for."""
+        """Refused: choosing by the results of private runs has to be paid for."""
         refuse_search()
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:

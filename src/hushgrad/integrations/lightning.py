@@ -52,9 +52,9 @@ _OWN_MEAN = (
 
 
 class PrivateProcesses(DDPStrategy):
-    """Several processes that share a private fit: Lightning's own, but for the wrapper that would add up raw gradients.
+    """Lightning's strategy for several processes that share a private fit, without the wrapper that would add up raw gradients.
 
-    The run deals one batch to all of them and adds up their clipped sums, with the noise. Metrics are reduced as ever.
+    The run deals one batch to all of them and adds up their clipped sums, with the noise. Metrics are reduced as usual.
     """
 
     def configure_ddp(self) -> None:
@@ -62,7 +62,7 @@ class PrivateProcesses(DDPStrategy):
 
 
 class PrivateFit(Callback):
-    """Attaches a plan when ``Trainer.fit`` begins; ``loader`` is what fit is given as its training data.
+    """A callback that attaches a plan when ``Trainer.fit`` begins; pass its ``loader`` to ``fit`` as training data.
 
     **Formal guarantee.** As :func:`hushgrad.make_private`: all parameter values are private as :meth:`spent` says. What the
     module logs in ``training_step`` is computed from private data without noise; do not publish it. ``epsilon`` is logged, too.
@@ -119,7 +119,7 @@ class PrivateFit(Callback):
 
     @property
     def private(self) -> Private:
-        """The attached run; there is one from the beginning of ``fit`` on."""
+        """The attached run, available from the beginning of ``fit`` on."""
         if self._private is None:
             raise ArgumentError("Expected Trainer.fit to have begun: give it this callback and private.loader.")
         return self._private
@@ -177,7 +177,7 @@ class PrivateFit(Callback):
         self._look(trainer, pl_module)
 
     def _look(self, trainer: Any, pl_module: Any) -> None:
-        """Once the model is proved, and now and then, ``training_step`` is tried on some examples."""
+        """Test ``training_step`` on some examples, once the model is proved and occasionally afterwards."""
         losses, (batch, number) = self.private.losses, self._batch
         if self._means is None or losses.examples is None:
             return
@@ -193,20 +193,20 @@ class PrivateFit(Callback):
             del pl_module.log, pl_module.log_dict
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the epsilon so far; save; end where the budget ends."""
+        """Log the epsilon so far; save; end the fit when the budget is spent."""
         pl_module.log("epsilon", self._epsilon.after(self.private.steps), prog_bar=True, batch_size=1)
         if self._checkpoint is not None and self.private.steps % self._save_every == 0:
             self._checkpoint.save()
         trainer.should_stop = trainer.should_stop or self.private.steps >= self.private.steps_allowed
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Model and optimizer are ordinary again; ``spent`` goes on telling what fit cost."""
+        """Detach model and optimizer; ``spent`` still tells what the fit cost."""
         if self._checkpoint is not None:
             self._checkpoint.save()
         self._detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """An interrupted fit: as at its end, but the checkpoint stays where it is."""
+        """End an interrupted fit in the same way, but keep the checkpoint."""
         self._detach()
 
     def _called(self, module: Any, args: Any) -> None:
@@ -243,11 +243,11 @@ def _made(module: Any, batch: Any, number: int) -> Tensor:
 
 
 def _unsaid(*_: Any, **__: Any) -> None:
-    """Instead of a log."""
+    """A replacement for ``log`` that does nothing."""
 
 
 def _require_fitting(trainer: Any) -> None:
-    """What in the Trainer would change the plan behind its back."""
+    """Refuse settings of the Trainer that would change the plan behind its back."""
     if trainer.gradient_clip_val:
         _check.fail("gradient_clip_val", trainer.gradient_clip_val, "to be left out", "The plan clips, example by example.")
     if trainer.accumulate_grad_batches != 1:

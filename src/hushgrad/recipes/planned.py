@@ -1,4 +1,4 @@
-"""Plans of recipes: what ``hushgrad plan --save`` wrote, in the place of a ``[plan]`` table, and what an ``[optimizer]`` adds."""
+"""Plans of recipes: a plan saved by ``hushgrad plan --save`` in place of a ``[plan]`` table, and what an ``[optimizer]`` adds."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def table_of(path: str | Path) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any], *, learned: float | None = None) -> Plan:
-    """The plan of such a table: as it was saved, or with the noise (or the epsilon) that the table states beside it.
+    """The plan of such a table: as it was saved, or with the noise (or the epsilon) that the table also states.
 
-    ``learned`` is the noise multiplier of what the encoder learns from the records first: the plan has to count it.
+    ``learned`` is the noise multiplier of what the encoder learns from the records first; the plan must account for it.
     """
     for key in table:
         if key not in _KEYS:
@@ -73,14 +73,14 @@ def from_table(table: Mapping[str, Any], *, learned: float | None = None) -> Pla
 
 
 def relation_of(table: Mapping[str, Any], make: Callable[..., Plan]) -> Relation:
-    """Which data sets are neighbours for the plan of a table: as it says, or as the method that makes it takes them."""
+    """Which data sets are neighbours for the plan of a table: as stated, or by the default of its method."""
     if "saved" in table:
         return Plan.from_json(table["saved"]).relation
     return Relation.of(table.get("relation", inspect.signature(make).parameters["relation"].default))
 
 
 def workload_of(optimizer: Mapping[str, Any], options: Mapping[str, Any]) -> SGDWorkload | None:
-    """What an ``[optimizer]`` makes of gradients, where that is known and the noise can be optimised for it; None: prefix sums.
+    """The workload of an ``[optimizer]``, if it is known and the noise can be optimised for it; None for prefix sums.
 
     Args:
         optimizer: the table.

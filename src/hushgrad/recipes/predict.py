@@ -1,4 +1,4 @@
-"""Predictions by a model file alone. Using a released model is post-processing: it costs no privacy for those it was trained on."""
+"""Predictions from a model file alone. Using a released model is post-processing: it costs no privacy for the training records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Predictor:
         """From raw records to inputs.
 
         Raises:
-            ArgumentError: where the file has none, because a program of the user's own made the data.
+            ArgumentError: if the file has none, because the user's own program made the data.
         """
         if self.description.encoder is None:
             _check.fail("model", self.description.model.get("name"), "to have an encoder in its file", "Call load_model instead.")

@@ -1,4 +1,4 @@
-"""Recipes: five tables that say what to train, on what, and how privately; :mod:`hushgrad.recipes.recipe_file` reads them."""
+"""Recipes: five tables that say what to train, on which data, and how privately; :mod:`hushgrad.recipes.recipe_file` reads them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FAMILIES: dict[str, tuple[str, type]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The table ``[run]``: everything that does not change what is learnt, or how privately."""
+    """The table ``[run]``: everything that changes neither what is learned nor how privately."""
 
     seed: int | None = None
     evaluate_every: int = 0
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One training run, described: a file of five tables, ``[model] [data] [plan] [optimizer] [run]``, and two more if wanted.
+    """The description of one training run: a file of five tables, ``[model] [data] [plan] [optimizer] [run]``, and two optional ones.
 
     ``[ledger]`` names the budget ledger that pays (``place``, ``dataset``); ``[tune]`` what ``hushgrad tune`` searches over.
     A recipe is data: where it names code as ``module:function``, that is run only if ``allow_code`` says so.
@@ -117,12 +117,12 @@ class Recipe:
 
     @classmethod
     def given(cls, recipe: object) -> Recipe:
-        """What somebody gave as a recipe, if it is one."""
+        """A recipe, or an error if the argument is none."""
         remedy = "Recipe.from_tables makes one of a dict of tables, load_recipe of a file."
         return _check.instance(Recipe, remedy, recipe=recipe)
 
     def paid_by(self, place: str, dataset: str) -> Recipe:
-        """This recipe with the budget of ``dataset`` in the ledger at ``place`` paying for the run."""
+        """This recipe with the run charged to the budget of ``dataset`` in the ledger at ``place``."""
         return replace(self, ledger=_ledger_table({"place": place, "dataset": dataset}))
 
     def tables(self) -> dict[str, Any]:
@@ -133,18 +133,18 @@ class Recipe:
         return {**{name: dict(table) for name, table in tables.items()}, "run": run, **optional}
 
     def questions(self) -> tuple[str, ...]:
-        """What a reader should ask about the (epsilon, delta) that the plan states; nothing where they are no numbers."""
+        """Questions that a reader should ask about the plan's (epsilon, delta); none if they are not numbers."""
         stated = [self.plan.get(key) for key in ("epsilon", "delta")]
         known = [float(x) if isinstance(x, (int, float)) and not isinstance(x, bool) else None for x in stated]
         return questions(*known)
 
     @property
     def relation(self) -> Relation:
-        """Which data sets are neighbours for its plan; what is tested on follows from it."""
+        """Which data sets are neighbours for its plan; the choice of test records depends on it."""
         return relation_of(self.plan, _METHODS[self.plan["method"]])
 
     def make_data(self, learn: Learn | None = None) -> Data:
-        """Read the data; ``learn`` is how an encoder that has something to learn does so."""
+        """Read the data; ``learn`` is how an encoder learns, if it has something to learn."""
         own = {"learn": learn, "placed": self.relation is not Relation.ADD_REMOVE}
         for key in own.keys() & self.data.keys():
             raise ArgumentError(f"Expected {key!r} not to be a key of [data]: it follows from the encoder, or from the plan.")

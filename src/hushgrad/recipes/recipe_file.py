@@ -1,4 +1,4 @@
-"""The files of recipes: a small TOML or Python file, the demo, and single values changed by words of a command line."""
+"""Recipe files: TOML or Python, the demo, and single values changed on the command line."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def load_recipe(
 ) -> Recipe:
     """The recipe in a .toml file, or in the variable ``recipe`` (a dict of tables) of a .py file; None is the demo.
 
-    A Python recipe is a program and is run: use only your own. A .toml file is data. Where code is allowed, the recipe's folder is
-    importable, so ``module:function`` can name functions beside it.
+    A Python recipe is a program and is run: use only your own. A .toml file is data. If code is allowed, the recipe's folder is
+    importable, so ``module:function`` can name functions in it.
 
     Args:
         path: the file; None for the demo.
@@ -58,7 +58,7 @@ def changed(tables: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]
 
 
 def _change(text: str) -> tuple[str, str, Any]:
-    """``table.key=value``; what is no TOML value is a word."""
+    """``table.key=value``; a value that is not TOML is a word."""
     place, equals, value = text.partition("=")
     table, dot, key = place.strip().partition(".")
     if not (equals and dot and table and key):
@@ -67,7 +67,7 @@ def _change(text: str) -> tuple[str, str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value; what is none is a word. ``True`` and ``False`` are taken as Python means them.
+    """A TOML value; anything else is a word. ``True`` and ``False`` have their Python meaning.
 
     >>> parse_value("[1, 0.5]"), parse_value("adam"), parse_value("False")
     ([1, 0.5], 'adam', False)

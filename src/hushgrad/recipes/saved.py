@@ -1,6 +1,6 @@
-"""Model files that stand alone: the weights, and in the same file which network they belong to and how its inputs are made.
+"""Self-contained model files: the weights, the network that they belong to, and how its inputs are made.
 
-``model.safetensors`` of a run holds one JSON text in its header, under the key ``hushgrad``. So whoever has the file can load the
+``model.safetensors`` of a run has one JSON text in its header, under the key ``hushgrad``. So anyone with the file can load the
 model in plain PyTorch and predict with it; neither recipe nor training data are needed. The hash of the file, which a privacy card
 signs, covers all of it.
 """
@@ -36,7 +36,7 @@ _LARGEST = 1 << 28  # numbers in one input: more than any encoder here makes
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a model file says about its model. It has the ``shape``, ``classes`` and ``vocabulary`` that a model is made from."""
+    """What a model file says about its model, including the ``shape``, ``classes`` and ``vocabulary`` that the model is built from."""
 
     model: Mapping[str, Any]
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class Description:
 
 
 def describe(model: Mapping[str, Any], data: Data) -> Description:
-    """What a model file has to say.
+    """The description for a model file.
 
     Args:
         model: the table ``[model]`` of the recipe.
@@ -142,7 +142,7 @@ def load_model(path: str | Path, *, model: nn.Module | None = None, allow_code: 
 
 
 def put_weights(model: nn.Module, file: Path) -> None:
-    """Load the weights in ``file`` into a network that is there.
+    """Load the weights in ``file`` into an existing network.
 
     Raises:
         ArgumentError: where the file is damaged, or holds weights of another network.
@@ -156,7 +156,7 @@ def put_weights(model: nn.Module, file: Path) -> None:
 
 
 def model_file(path: str | Path) -> Path:
-    """The model file that ``path`` is, or that its folder holds: there it is the one that the run's report names."""
+    """The model file that ``path`` is, or the one in its folder; in a folder it must be the one that the run's report names."""
     path = Path(path)
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
@@ -191,7 +191,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _built(description: Description, shapes: Mapping[str, tuple[int, ...]], allow_code: bool) -> nn.Module:
-    """The network, made without memory first: a crafted file must not ask for more than it holds weights for."""
+    """The network, first built without memory: a crafted file must not request more than it has weights for."""
     table = description.model
     name = str(table.get("name"))
     options = {key: value for key, value in table.items() if key != "name"}

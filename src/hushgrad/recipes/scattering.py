@@ -1,4 +1,4 @@
-r"""Scattering: fixed wavelet features of images, two layers deep. Nothing in them is learned, so nothing in them leaks.
+r"""Scattering: fixed two-layer wavelet features of images. Nothing in them is learned, so they leak nothing.
 
 Oriented wavelets psi at the scales j = 0, 1 in L = 8 directions, moduli, and a Gaussian low pass phi:
 

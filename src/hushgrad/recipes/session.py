@@ -46,7 +46,7 @@ _METRICS = "metrics.jsonl"  # there from the moment on at which a step may be ta
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a finished session has to tell."""
+    """The result of a finished session."""
 
     guarantee: Guarantee
     test: dict[str, float]
@@ -89,25 +89,25 @@ def train(
     """Train as ``recipe`` says (the demo if None) and write everything into the folder ``out``.
 
     An interrupted session (Ctrl-C, SIGTERM) finishes its step, saves a checkpoint and raises KeyboardInterrupt; one that was
-    killed has its last periodic checkpoint. Both go on with ``resume=True``, bit for bit. A finished session erases its key.
+    killed has its last periodic checkpoint. Both continue with ``resume=True``, bit for bit. A finished session erases its key.
 
-    Where the recipe has a ``[ledger]``, room for the whole plan is reserved there before anything else, and what was done is
+    If the recipe has a ``[ledger]``, room for the whole plan is reserved there before anything else, and what was done is
     committed at the end.
 
     Args:
-        recipe: what to train; with ``resume`` it may be left out, and must else be that of the interrupted run.
+        recipe: what to train; with ``resume`` it may be left out, or must be that of the interrupted run.
         out: a new or empty folder, or that of the interrupted run.
-        resume: go on with an interrupted run.
+        resume: continue an interrupted run.
         progress: show a bar with the (un-noised) loss on the terminal.
         key: the run's secret, 32 bytes; fresh by default. For programs that run many sessions.
         data: what to train on; by default what the recipe names.
-        take_over: take the folder from an owner that is gone, where the file system cannot tell (:mod:`hushgrad.release.owner`).
+        take_over: take the folder from a dead owner if the file system cannot tell (:mod:`hushgrad.release.owner`).
         allow_code: whether a stored recipe that names code as ``module:function`` may run it on ``resume``. A folder is data.
         policy: what is allowed, or its file; by default the one that HUSHGRAD_POLICY names, if any.
 
     Raises:
-        BudgetExceeded: where the ledger has no room for the plan; nothing was trained then.
-        PolicyRefused: where the policy does not allow the plan; nothing was trained then.
+        BudgetExceeded: if the ledger has no room for the plan; nothing was trained then.
+        PolicyRefused: if the policy does not allow the plan; nothing was trained then.
     """
     rules = policy if isinstance(policy, Policy) else read_policy(policy)
     recipe = None if recipe is None else Recipe.given(recipe)
@@ -210,7 +210,7 @@ def _finished(recipe: Recipe, private: Private, data: Data, out: Path, began: fl
 
 
 def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) -> Recipe:
-    """The recipe of this session; its folder, which is owned, is found to be new or to be one that can go on."""
+    """The recipe of this session; checks that its folder, which is owned, is new or can be resumed."""
     known = _read(out / "recipe.json")
     if isinstance(known, dict) and "run" in known:
         known = Recipe.from_tables(known).tables()  # with what an earlier version did not write
@@ -238,7 +238,7 @@ def _opened(recipe: Recipe | None, out: Path, resume: bool, allow_code: bool) ->
 
 
 def _require_key(out: Path, *, begun: bool) -> None:
-    """A folder without a key has released nothing, unless something in it shows that there was one."""
+    """A folder without a key has released nothing; refuse it if anything shows that there was one."""
     shown = [name for name in (_METRICS, ENCODER) if (out / name).exists()] + [RESERVATION] * begun
     if shown and not (out / "checkpoint" / KEY).exists():
         raise ArgumentError(
@@ -256,7 +256,7 @@ def _plan(recipe: Recipe, data: Data, out: Path, resume: bool) -> Plan:
 
 
 def _require_same_size(recipe: Recipe, data: Data, plan: Plan) -> None:
-    """Steps that are repeated on other data, under the noise that they were released with, would show the difference."""
+    """Refuse data of another size: repeating steps on other data with the same noise would reveal the difference."""
     if "saved" in recipe.plan:
         return  # a plan from a file states its numbers itself; the journal compares the records
     table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "clip")}
@@ -269,7 +269,7 @@ def _require_same_size(recipe: Recipe, data: Data, plan: Plan) -> None:
 
 
 def _forget_after(path: Path, step: int) -> None:
-    """Drop the metrics of steps after the checkpoint: they are about to be taken again. From here on there is such a file."""
+    """Drop the metrics of steps after the checkpoint, which are taken again, and make sure that the file exists."""
     text = path.read_bytes().decode("utf-8", "replace") if path.exists() else ""  # whoever wrote it: what is no step is dropped
     kept = [line for line in text.splitlines() if _step(line) <= step]
     with replacing(path, mode=_PUBLIC) as new:
@@ -293,6 +293,6 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, content: Any) -> None:
-    """All of it or nothing: a run whose plan was cut short by a full disk could never go on."""
+    """Write atomically: a run whose plan was cut short by a full disk could never continue."""
     with replacing(path, mode=_PUBLIC) as new:
         new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,17 +1,17 @@
-r"""Which records of a file are tested on: a choice that one record more, or one less, does not change for the others.
+r"""The split into training and test records: adding or removing one record does not move the others.
 
-A split that follows from the number of records moves many of them to the other side where one is added: the model of a neighbouring file
-would be trained on many other records, which no guarantee for one record covers. So what a relation keeps fixed decides:
+A split that depends on the number of records moves many of them to the other side if one is added: the model of a neighbouring file
+would be trained on many other records, which no guarantee for one record covers. So the split depends on what the relation keeps fixed:
 
-| neighbours | a record's side follows from |
+| neighbours | a record's side depends on |
 |---|---|
-| users, whichever | its owner's name: all of a user's records lie on one side |
-| add/remove | its content (of equal records, from which of them it is) |
-| zero-out, replace-one | its place in the file, which has as many in every neighbour |
+| users, any relation | its owner's name: all of a user's records are on one side |
+| add/remove | its content (and, for equal records, its index among them) |
+| zero-out, replace-one | its position in the file, which has as many in every neighbour |
 | zero-out, replace-one, each record a file of its own | its file's name; its folder names its class, which may be replaced, too |
 
 **Formal guarantee.** The training records of two neighbouring files are equal, or neighbours themselves, by the same relation. (Equal
-contents are interchangeable: of m + 1 equal records the first m lie where m of them did.) Where a unit is zeroed or replaced, its name, of
+contents are interchangeable: of m + 1 equal records the first m stay where m of them were.) If a unit is zeroed or replaced, its name, of
 an owner or a file, is public and stays; were it replaced as well, that unit alone might change sides.
 """
 
@@ -31,12 +31,12 @@ _SEED = 20_000  # of the places; public, and the same in every run
 
 
 def sides(records: Records, fraction: float, *, placed: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the records to train on, and of those to test on; the same ones in every run.
+    """The indices of the records to train on and of those to test on; the same in every run.
 
     Args:
         records: of one file.
-        fraction: the share to test on, about.
-        placed: whether a record has its place in every neighbouring file (zero-out, replace-one).
+        fraction: the approximate share to test on.
+        placed: whether a record keeps its position in every neighbouring file (zero-out, replace-one).
 
         >>> train, test = sides(Records(rows=["a", "a", "a", "b", "b", "c"]), 0.5)
         >>> train.tolist(), test.tolist()
@@ -60,7 +60,7 @@ def sides(records: Records, fraction: float, *, placed: bool = False) -> tuple[n
 
 
 def _units(records: Records, placed: bool) -> list[tuple[bytes, int]]:
-    """For each record its owner, or its file's name, or its content and how many before it have the same one."""
+    """For each record its owner, or its file's name, or its content and how many equal records precede it."""
     if records.owners is not None:
         return [(_bytes(owner), 0) for owner in records.owners]
     if placed and records.files is not None:  # their names stay where a place would be another one's
@@ -84,7 +84,7 @@ def _bytes(content: object) -> bytes:
 
 
 def _part(unit: tuple[bytes, int]) -> float:
-    """A number from 0 to 1 that follows from a unit."""
+    """A number from 0 to 1 that depends on a unit alone."""
     content, number = unit
     digest = hashlib.blake2b(content + number.to_bytes(8, "big"), digest_size=8, person=b"hushgrad sides").digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -1,4 +1,4 @@
-"""A session's dealings with the budget ledger: reserve before, begin with the first step, commit after."""
+"""A session's use of the budget ledger: reserve before, begin with the first step, commit after."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def public_size(plan: Plan) -> float | None:
-    """The number of records that a plan is made for: what its sampler states, or what its batches say."""
+    """The public number of records of a plan: stated by its sampler, or implied by its batches."""
     return plan.sampler.meant_for(plan.batch_size)
 
 
@@ -49,7 +49,7 @@ def require_allowed(policy: Policy | None, plan: Plan, *, paid: bool, guarantee:
 
 @contextmanager
 def alone_in(out: Path, *, take_over: bool = False) -> Iterator[Owner]:
-    """Own the folder: nobody else runs or settles in it meanwhile, and a run that was settled never goes on.
+    """Own the folder: nobody else runs or settles in it meanwhile, and a settled run never continues.
 
     Raises:
         ArgumentError: where another process owns the folder, or its run was settled.
@@ -65,12 +65,12 @@ def alone_in(out: Path, *, take_over: bool = False) -> Iterator[Owner]:
 
 @contextmanager
 def new_folder(out: Path, *, take_over: bool = False, undo: Collection[str] = ()) -> Iterator[Owner]:
-    """The folder, made if need be, and owned; what is refused before anything begins leaves it as it was found.
+    """The folder, created if necessary and owned; if the run is refused before it begins, the folder is left as it was found.
 
     Args:
         out: the folder.
-        take_over: from an owner that is gone, where the file system cannot tell.
-        undo: files below it, by their paths, that begin nothing yet: removed again where there is nothing else.
+        take_over: take it from a dead owner if the file system cannot tell.
+        undo: paths of files below it that begin nothing yet; removed again if there is nothing else.
     """
     there = out.exists()
     empty = not there or not any(out.iterdir())
@@ -99,11 +99,11 @@ def _undo(out: Path, names: Collection[str]) -> None:
 
 
 class Spending:
-    """The place of one session in a ledger, or nothing at all where the recipe names none.
+    """One session's reservation in a ledger, or nothing if the recipe names none.
 
     The id of the reservation is in the run folder, as ``reservation.json``, before the first step. A session that is killed
     before it is there leaves a *held* reservation, which has not begun and can be cancelled. The file also holds a token that
-    each life of the run replaces, there and in the ledger: of two copies of a folder only the first to go on knows the latest one.
+    each start of the run replaces, there and in the ledger: of two copies of a folder only the first to continue knows the latest one.
     """
 
     def __init__(self, recipe: Recipe, plan: Plan, out: Path, *, event: Event | None = None) -> None:
@@ -129,7 +129,7 @@ class Spending:
         return found
 
     def _require_new(self) -> None:
-        """A run that has a key has reserved before: to reserve once more would charge it twice."""
+        """Refuse a run that has a key: it has reserved before, and a second reservation would charge it twice."""
         if any((self._out / home / KEY).exists() for home in ("checkpoint", "search")):
             raise ArgumentError(
                 f"Expected {RESERVATION} beside this run's checkpoint: it was lost, and with it which reservation pays. Put it back, or "
@@ -138,11 +138,11 @@ class Spending:
 
     @property
     def begun(self) -> bool:
-        """Whether the ledger says that an earlier life has come to its first step."""
+        """Whether the ledger says that an earlier start has reached its first step."""
         return self._reservation is not None and self._reservation.state == "begun"
 
     def begin(self, identity: str) -> None:
-        """The first step of this life comes next. ``identity`` is the run's name."""
+        """Record that this start's first step comes next. ``identity`` is the run's name."""
         if self._ledger is None or self._reservation is None:
             return
         before = self._ledger.known_owner(self._reservation, owners_of(self._out))
@@ -153,7 +153,7 @@ class Spending:
         self._note(self._reservation, owner=self._owner)
 
     def commit(self, event: Event) -> None:
-        """The run is finished, and this is what it did; its model file is booked with it."""
+        """Record what the finished run did, with the digest of its model file."""
         if self._ledger is None or self._reservation is None:
             return
         file = self._out / "model.safetensors"
@@ -164,7 +164,7 @@ class Spending:
         self._note(done, head=self._ledger.head, spent_epsilon=status.epsilon, **budget)
 
     def _note(self, reservation: Reservation, **more: Any) -> None:
-        """Write ``reservation.json``, all of it or nothing: it is what ties the folder to the ledger."""
+        """Write ``reservation.json`` atomically: it ties the folder to the ledger."""
         about = {"reservation": reservation.id, "dataset": reservation.dataset, "state": reservation.state, "ledger": self._place}
         with replacing(self._out / RESERVATION, mode=0o644) as new:
             new.write_text(json.dumps({**about, **more}, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The small report of a session: what was trained, how privately, and what the numbers do not say."""
+"""The short report of a session: what was trained, how privately, and what the numbers do not cover."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def _login() -> str:
-    """Who is logged in; nobody where the machine cannot tell."""
+    """The login name; empty if the machine cannot tell."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # an account without a name, or a system without accounts
@@ -87,13 +87,13 @@ def caveats(recipe: Recipe, plan: Plan, *, tuned: bool = False) -> list[str]:
 
 
 def _splits(recipe: Recipe) -> bool:
-    """Whether what is tested on is split off the private file."""
+    """Whether the test records are split off the private file."""
     make = DATA.get(str(recipe.data["name"]))
     return make is not None and "placed" in inspect.signature(make).parameters and "test_path" not in recipe.data
 
 
 def _compared(outcome: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the accuracy is to be compared with."""
+    """Figures to compare the accuracy with."""
     words = {
         "test_majority": "always the most frequent class",
         "test_balanced_accuracy": "mean over the classes",

@@ -1,4 +1,4 @@
-"""Records as a file holds them, and the cells of a CSV table."""
+"""Records as read from a file, and the cells of a CSV table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hushgrad.recipes.files import lines
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What a file of records holds: the rows that an encoder takes, and their labels, owners and own files where it has them."""
+    """The content of a file of records: rows for an encoder, and their labels, owners and own files if it has them."""
 
     rows: list[Any]
     labels: list[str] | None = None
@@ -33,10 +33,10 @@ def cells_of(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
 
 
 def require_form(*, header: bool, delimiter: str, label: str | None = None, user: str | None = None) -> None:
-    """How a table is written, and which columns say whose a row is and of which class.
+    """Check the form of a table: header, delimiter, and the columns of labels and owners.
 
     Raises:
-        ArgumentError: for what is none of that, whoever declared it: a recipe, a codebook, a model file.
+        ArgumentError: for anything else, whether a recipe, a codebook or a model file declares it.
     """
     _check.flag(header=header)
     if len(_check.instance(str, delimiter=delimiter)) != 1 or delimiter in '"\r\n':

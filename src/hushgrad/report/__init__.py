@@ -2,13 +2,13 @@
 
 | file | what is in it |
 |---|---|
-| ``folder`` | what a run folder says, read with suspicion; never the checkpoint or its key |
+| ``folder`` | reads and checks a run folder, never its checkpoint or key |
 | ``card`` | ``privacy_card``: the facts of a run, and their JSON |
-| ``provenance`` | which data, who, when, which model file, which booking and policy |
+| ``provenance`` | data, author, date, model file, ledger entry and policy |
 | ``words`` | the guarantee in plain words |
 | ``markdown``, ``page``, ``plots`` | the card as text, as one self-contained HTML page, its curves |
 | ``charts`` | small line charts as SVG, here and in ``serve`` |
-| ``signature`` | ``sign`` and ``verify``: who stands for a card, and for which model file |
+| ``signature`` | ``sign`` and ``verify``: who signed a card, and for which model file |
 | ``compare`` | ``compare_runs``: two runs side by side |
 | ``citations`` | ``citation``: BibTeX for exactly what a plan used |
 """

@@ -1,4 +1,4 @@
-"""The privacy card: everything about a run that a reader needs in order to believe its guarantee, or not to."""
+"""The privacy card: everything about a run that a reader needs to judge its guarantee."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def privacy_card(
 ) -> Card:
     """The card of a finished ``hushgrad train`` run.
 
-    The files are checked against each other, and epsilon against the ledger. The checkpoint folder, where a key may lie, is
+    The files are checked against each other, and epsilon against the ledger. The checkpoint folder, which may contain a key, is
     never opened.
 
     Args:
         run_folder: the ``--out`` of ``hushgrad train`` or ``tune``.
-        raw: add metrics that show un-noised data; such a card is for those who may see the data.
+        raw: add metrics computed without noise; show such a card only to people who may see the data.
         policy: what is allowed; by default the policy that HUSHGRAD_POLICY names, if any.
-        ledger: where the run is booked. It is looked up there; without it the card repeats what the folder says, and says so.
+        ledger: the ledger to look the run up in; without it the card repeats what the folder says, and says so.
 
     Raises:
         PolicyRefused: where the policy does not allow the claim, or wants a ledger and none was given.
@@ -108,7 +108,7 @@ def privacy_card(
 
 
 def facts_of(run_folder: str | Path, *, raw: bool = False, policy: Policy | None = None, ledger: Ledger | None = None) -> Card:
-    """A card, as checked as :func:`privacy_card`'s, without its plain words, interval and curves, which take most of the time."""
+    """A card with the same checks as :func:`privacy_card`, but without plain words, interval and curves, which take most of the time."""
     folder = read_folder(run_folder)
     rules = read_policy() if policy is None else policy
     budget = budget_of(folder, ledger, rules)

@@ -1,4 +1,4 @@
-"""Small line charts as SVG, drawn by hand: no script, no inline style, ink and colours from the page's style sheet."""
+"""Small line charts as SVG: no script, no inline style, colours from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(x: float | str | None, digits: int = 3) -> str:
-    """A number for people: 1200000 is 1.2 million, 1e-06 is 10⁻⁶.
+    """A number formatted for people: 1200000 is 1.2 million, 1e-06 is 10⁻⁶.
 
     >>> number(0.000001), number(60000), number(2.5e9), number(float("inf"))
     ('10⁻⁶', '60,000', '2.5 billion', '∞')
@@ -77,7 +77,7 @@ class Chart:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """A few of the points in words, for those who do not see the picture."""
+        """Some of the points as text, for readers who cannot see the picture."""
         every = max(1, -(-len(self.points) // 12))
         shown = list(self.points[::every])
         if self.points and shown[-1] != self.points[-1]:
@@ -118,7 +118,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A scale from numbers to places, with its ticks."""
+    """A scale from numbers to positions, with its ticks."""
 
     at: Callable[[float], float]
     ticks: list[float]
@@ -170,7 +170,7 @@ def _text(x: float, y: float, words: str, anchor: str, kind: str = "tick") -> st
 
 
 def smoothed(points: Sequence[tuple[float, float]], *, most: int = 48) -> list[tuple[float, float]]:
-    """Means of neighbouring points, where there are more than can be told apart; single batches jump about.
+    """Means of neighbouring points if there are too many to tell apart, because single batches vary.
 
     >>> smoothed([(1, 0.0), (2, 4.0), (3, 2.0), (4, 6.0)], most=2)
     [(2, 2.0), (4, 4.0)]
@@ -181,7 +181,7 @@ def smoothed(points: Sequence[tuple[float, float]], *, most: int = 48) -> list[t
 
 
 def above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The upper left corners of a staircase, and its end: the line through them is smooth, and nowhere below the stairs.
+    """The upper left corners of a staircase, and its end: the line through them is nowhere below the stairs.
 
     A run states for each step the epsilon of a later one, which is computed once for many steps.
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what each promises, what it was made of, and whether the promises can be compared at all."""
+"""Two runs side by side: their guarantees, their settings, and whether the guarantees can be compared."""
 
 from __future__ import annotations
 

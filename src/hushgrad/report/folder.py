@@ -1,4 +1,4 @@
-"""A run folder as a card needs it: read with suspicion, checked against itself, and never its checkpoint or key."""
+"""Reads a run folder for a card: checked for consistency, and never its checkpoint or key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 256 << 20  # bytes of one file: a report reads what a run wrote, not 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """What was found: a finished run, and what else is known about it."""
+    """The content of a finished run's folder, and what else is known about the run."""
 
     name: str
     plan: Plan
@@ -80,7 +80,7 @@ def read_folder(path: str | Path) -> Folder:
 
 
 def _require_consistent(found: Folder) -> None:
-    """The guarantee is recomputed from the ledger: a card must not repeat a number that somebody has edited."""
+    """Recompute the guarantee from the ledger: a card must not repeat a number that somebody has edited."""
     if found.guarantee.event != found.ledger.event():
         raise ArgumentError("Expected guarantee.json to be about the steps in ledger.json. One of them was changed.")
     require_earned(found.guarantee, found.plan, "guarantee.json", "plan.json")
@@ -108,7 +108,7 @@ def require_earned(claim: Guarantee, plan: Plan, where: str, planned: str) -> No
 
 
 def _require_report(found: Folder) -> None:
-    """The report was written last, with all that the other files say: notes, seed and data are its word against theirs."""
+    """Check the report, which was written last, against the other files: notes, seed and data must agree."""
     outcome = found.report.get("outcome")
     said = outcome.get("guarantee") if isinstance(outcome, dict) else None
     if said is not None and Guarantee.from_json(said) != found.guarantee:
@@ -123,14 +123,14 @@ def _require_report(found: Folder) -> None:
 
 
 def _require_audited(found: Folder) -> None:
-    """An audit of another plan says nothing about this run."""
+    """Refuse an audit of another plan, which says nothing about this run."""
     digest = (found.audit or {}).get("plan_digest", found.plan.digest)
     if digest != found.plan.digest:
         raise ArgumentError("Expected audit.json to be an audit of plan.json: it names another plan. Audit this run.")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The one JSON object in a file of somebody else's.
+    """The single JSON object in an untrusted file.
 
     Raises:
         ArgumentError: where the file is too large, cannot be read or holds something else.
@@ -164,7 +164,7 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The metrics of all steps; lines that a killed run cut short are left out."""
+    """The metrics of all steps, without lines that a killed run cut short."""
     if not path.is_file():
         return ()
     found = []

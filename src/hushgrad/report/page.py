@@ -1,4 +1,4 @@
-"""The card as one HTML page: no network, no scripts, light and dark, good on paper."""
+"""The card as one HTML page: no network, no scripts, light and dark, printable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a card is about besides numbers: which data, how many records, who ran it and when, which model file, under which policy."""
+"""The provenance of a card: which data, how many records, who ran it and when, which model file, under which policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hushgrad.report.folder import Folder
 
 
 def provenance(folder: Folder, policy: Policy | None) -> dict[str, str]:
-    """What is known, by name. There is no hash of the records: it would tell whether a guessed data set is the one.
+    """The known facts by name. There is no hash of the records: it would confirm a guessed data set.
 
     Args:
         folder: of a finished run.
@@ -33,7 +33,7 @@ def provenance(folder: Folder, policy: Policy | None) -> dict[str, str]:
 
 
 def budget_of(folder: Folder, ledger: Ledger | None, policy: Policy | None) -> dict[str, Any] | None:
-    """The run's place in a budget ledger; not where the ledger is, which is nobody's business.
+    """The run's entry in a budget ledger, without the ledger's location.
 
     Args:
         folder: of a finished run. Anybody can write into it that the run is booked.

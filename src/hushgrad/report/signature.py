@@ -1,4 +1,4 @@
-"""Signatures on privacy cards: who stands for a card, and for which model file.
+"""Signatures on privacy cards: who signed a card, and for which model file.
 
 A signed card is the card's JSON with one more entry, ``signature``: an Ed25519 signature (RFC 8032) over everything else in it,
 written in one fixed way (sorted keys, no spaces, ASCII). The card holds the SHA-256 of the model file, so the signature ties claim
@@ -36,9 +36,9 @@ _PEM = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyIn
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What a card was found to be. ``signer`` is the fingerprint of the key that signed it, empty for a card without a signature.
+    """The result of verifying a card. ``signer`` is the fingerprint of the key that signed it, empty for an unsigned card.
 
-    ``trusted`` says that the signer is the one that was asked for, ``model`` that a model file was compared and is the card's.
+    ``trusted`` says that the signer is the requested one, ``model`` that a model file was compared and is the card's.
     """
 
     guarantee: Guarantee
@@ -59,7 +59,7 @@ class Verified:
 
 
 def new_signing_key(path: str | Path) -> str:
-    """Make a key to sign cards with: a secret file at ``path`` (mode 0600), the public half beside it as ``path.pub``.
+    """Create a key to sign cards with: a secret file at ``path`` (mode 0600) and the public half next to it as ``path.pub``.
 
     Args:
         path: where; a file that is there already is never overwritten.
@@ -106,7 +106,7 @@ def verify(
 ) -> Verified:
     """Check a card file: its signature, its epsilon, its plan, and the model file that it is about.
 
-    Epsilon is computed again from the event in the card, so that not even a signature can make a number smaller than it is.
+    Epsilon is computed again from the event in the card, so even a signature cannot make a number smaller than it is.
 
     Args:
         card: the JSON file that ``hushgrad report --save`` wrote.
@@ -182,7 +182,7 @@ def _require_policy(content: dict[str, Any], policy: Policy, guarantee: Guarante
 
 
 def _looked_up(content: dict[str, Any]) -> bool:
-    """Whether whoever made the card found its run in a ledger."""
+    """Whether the card's run was looked up in a ledger when the card was made."""
     budget = content.get("budget")
     return isinstance(budget, dict) and budget.get("looked_up") is True
 
@@ -207,7 +207,7 @@ def _require_model(content: dict[str, Any], path: Path) -> None:
 
 
 def _canonical(content: dict[str, Any]) -> bytes:
-    """One way to write it: floats as their shortest decimal, which every JSON reader turns back into the same number."""
+    """The canonical text: floats as their shortest decimal, which every JSON reader turns back into the same number."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 

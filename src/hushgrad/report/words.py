@@ -1,4 +1,4 @@
-"""The guarantee in plain words, for readers who sign and do not calculate."""
+"""The guarantee in plain words, for readers who sign but do not calculate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RELATIONS = {  # what two neighbouring data sets have different
 
 @lru_cache(maxsize=32)  # a page of many runs asks again and again
 def in_plain_words(guarantee: Guarantee) -> tuple[str, ...]:
-    """A few sentences that claim nothing that the guarantee does not.
+    """A few sentences that claim nothing beyond the guarantee.
 
     >>> from hushgrad.events import NonPrivate
     >>> in_plain_words(Guarantee(epsilon=float("inf"), delta=1e-5, accountant="pld", event=NonPrivate()))[0]
@@ -49,7 +49,7 @@ def _factor(epsilon: float) -> str:
 
 
 def sampling_done(plan: Plan, guarantee: Guarantee, steps: int) -> str:
-    """What the run's ledger says about the batches that were really taken."""
+    """The ledger's account of the batches that were really taken."""
     if math.isinf(guarantee.epsilon):
         return "the ledger holds steps that no analysis covers"
     if steps <= plan.steps and guarantee.event in (plan.event(steps), plan.event()):

@@ -6,12 +6,12 @@
 
 | file | what is in it |
 |---|---|
-| ``settings`` | what is served, to whom |
+| ``settings`` | what is served, and to whom |
 | ``fields`` | the planner's form: names, bounds and defaults, for the page, the API and its description |
-| ``files`` | reading run folders that nobody vouches for |
-| ``runs``, ``series`` | which runs there are, how far they are, and their curves |
-| ``jobs``, ``worker``, ``lane`` | heavy questions, answered in child processes with limits of time and memory |
-| ``shield`` | who may ask, and the headers of every answer |
+| ``files`` | reads untrusted run folders |
+| ``runs``, ``series`` | the runs, their progress and their curves |
+| ``jobs``, ``worker``, ``lane`` | expensive requests, answered in child processes with limits of time and memory |
+| ``shield`` | access control, and the headers of every answer |
 | ``pages``, ``api``, ``problems`` | HTML, JSON, and errors in both |
 | ``views`` | templates |
 | ``app``, ``listen`` | the application, and the server around it |

@@ -1,8 +1,8 @@
-"""Connections before their token is checked: a deadline for each, and a share for each client.
+"""Connections before their token is checked: each has a deadline, and each client a limited number.
 
-Whoever connects may send half a request and wait. Until a request is whole nothing is known about its sender, so it has little time, and
-little room: a client that opens more than its share loses the oldest of what it opened. A visitor who sends a whole request at once is
-never among those.
+Anyone may connect, send half a request and wait. Until a request is complete nothing is known about its sender, so it has little time and
+little room: a client that opens more than its share loses its oldest connection. A visitor who sends a whole request at once is
+never affected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The planner's question as a form: one table of names, bounds and defaults, for the page, the API and its description.
+"""The planner's form: one table of names, bounds and defaults, for the page, the API and its description.
 
 The bounds keep a question answerable: no request can ask for unbounded work.
 """
@@ -18,7 +18,7 @@ STEPS = 300_000  # of one plan: longer ones are for `hushgrad plan`, which has a
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A number of the form; ``slider`` are the ends of its logarithmic slider, ``whole`` says that it is an integer."""
+    """A number field; ``slider`` are the ends of its logarithmic slider, ``whole`` means integer."""
 
     label: str
     hint: str
@@ -31,7 +31,7 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A choice of the form: values and their words; the first one is the default."""
+    """A choice field: values and their labels; the first one is the default."""
 
     label: str
     hint: str

@@ -1,4 +1,4 @@
-"""Reading run folders that nobody vouches for: no symbolic link, no pipe, no surprise in size, and only files that we know.
+"""Reads untrusted run folders: no symbolic links, no pipes, limited sizes, and only known files.
 
 Names in a request never become paths. A scan lists what is there, and a request is looked up in the list.
 """
@@ -36,7 +36,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 
 
 class Unreadable(HushgradError):
-    """A file of a run folder is missing, not a plain file, too large or not JSON. The message tells nothing of its content."""
+    """A file of a run folder is missing, not a plain file, too large or not JSON. The message reveals nothing of its content."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """How the page calls it."""
+        """Its name on the page."""
         return "/".join(self.parts)
 
     def stat(self, name: str) -> os.stat_result | None:
@@ -63,7 +63,7 @@ class RunFolder:
         """The whole file.
 
         Raises:
-            Unreadable: see there.
+            Unreadable: if it cannot be read.
         """
         with self._opened(name) as file:
             most = LIMITS[name] if limit is None else limit
@@ -85,7 +85,7 @@ class RunFolder:
         return content
 
     def lines(self, name: str, *, about: int) -> list[str]:
-        """Lines of a file that may be of any size and may grow: all of a small one, ``about`` that many of a large one.
+        """Lines of a file that may be large and growing: all of a small one, ``about`` that many of a large one.
 
         The work does not depend on the size: lines are picked at equal distances, and always the last complete one.
         """
@@ -122,7 +122,7 @@ class RunFolder:
 
 
 def folders(root: Path) -> tuple[list[RunFolder], bool]:
-    """Run folders (those with a recipe.json or plan.json) below ``root``, and whether the scan ended before all were seen."""
+    """Run folders (with a recipe.json or plan.json) below ``root``, and whether the scan stopped before all were seen."""
     found: list[RunFolder] = []
     waiting: list[tuple[str, ...]] = [()]
     looked = 0
@@ -161,6 +161,6 @@ def _read(file: int, start: int, most: int) -> bytes:
 
 
 def _complete(content: bytes, *, cut_front: bool) -> list[str]:
-    """The lines that are there from their beginning to their end; the last one may be being written just now."""
+    """The complete lines; the last one may just be being written."""
     lines = content.split(b"\n")[1 if cut_front else 0 : -1]
     return [line.decode("utf-8", errors="replace") for line in lines if line and len(line) <= _LINE]

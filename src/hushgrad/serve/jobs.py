@@ -1,4 +1,4 @@
-"""The heavy questions of the page. They run in a child process (``worker``), take JSON and give JSON."""
+"""The expensive requests of the page. They run in a child process (``worker``), with JSON in and out."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def _epsilon(plan: Plan, noise_multiplier: float, steps: int | None = None) -> f
 def card(
     *, root: str, parts: list[str], raw: bool, policy: dict[str, Any] | None = None, ledger: str | None = None
 ) -> dict[str, Any]:
-    """The privacy card of a run in all its forms, made from a private copy of the files that a card needs.
+    """The privacy card of a run in all its forms, made from a private copy of the necessary files.
 
-    The copy is read as suspiciously as everything else here, so that nothing outside the folder can come into a card.
+    The copy is checked like all other files here, so nothing outside the folder can enter a card.
     """
     from hushgrad.budget import Ledger, Policy
 

@@ -1,6 +1,6 @@
-"""A lane: one child process, one question at a time, each with a time limit, and a short queue.
+"""A lane: one child process that answers one request at a time, each with a time limit, and a short queue.
 
-A question that takes too long loses its child, which is replaced; the page itself never waits for one.
+If a request takes too long, its child is killed and replaced; the page itself never waits for one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEPT = 2 << 20  # bytes of an answer that is remembered
 
 
 class Refused(HushgradError):
-    """The question was answered by a sentence that says why not."""
+    """The request was refused; the message says why."""
 
 
 class RefusedByPolicy(Refused):
@@ -35,11 +35,11 @@ class RefusedByPolicy(Refused):
 
 
 class TooLong(HushgradError):
-    """The question took longer, or more memory, than it may."""
+    """The request took more time or memory than allowed."""
 
 
 class Busy(HushgradError):
-    """Too many questions are waiting."""
+    """Too many requests are waiting."""
 
 
 class Lane:
@@ -57,7 +57,7 @@ class Lane:
         self._known: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def start(self) -> None:
-        """Begin to start the child, so that the first question does not wait for its imports."""
+        """Start the child in the background, so that the first request does not wait for its imports."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._child = subprocess.Popen(  # a session of its own: Ctrl-C is for the server, which then ends its children
             [*COMMAND, *self._modules],
@@ -70,7 +70,7 @@ class Lane:
         self._answered = False
 
     def stop(self) -> None:
-        """End the child, for good. A question that is under way notices, and clears up: its pipe must not be closed while it waits."""
+        """Stop the child for good. A running request notices and cleans up; its pipe must not be closed while it waits."""
         self._over = True
         if not self._turn.locked():
             self._clear()

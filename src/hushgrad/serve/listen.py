@@ -1,4 +1,4 @@
-"""The server: one socket, opened before anything is promised."""
+"""The server: its socket is opened before its address is announced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(settings: Settings, *, ready: Callable[[str], Any] = print) -> None:
 
 
 def address(settings: Settings, port: int) -> str:
-    """What to open in a browser; with the token where one is asked for."""
+    """The address to open in a browser, with the token if one is required."""
     host = "127.0.0.1" if settings.any_host and ":" not in settings.host else settings.host
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={settings.token}" if settings.token else "")

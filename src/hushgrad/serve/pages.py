@@ -1,4 +1,4 @@
-"""The pages. Addresses under /part give what a script exchanges in place; without scripts the full pages do all of it."""
+"""The HTML pages. Addresses under /part return fragments that a script replaces in place; full pages work without scripts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def _ranking(request: Request, question: dict[str, Any], show: str) -> dic
 
 
 def _command(question: dict[str, Any]) -> str:
-    """The same question on the command line, and the training that follows."""
+    """The command line for the same question, and for the training that follows."""
     words = ["hushgrad", "plan"]
     for name, value in question.items():
         if name == "sampling":
@@ -164,14 +164,14 @@ def _listed(request: Request) -> dict[str, Any]:
 
 @router.get("/runs/{name:path}", response_class=HTMLResponse)
 def run(request: Request, name: str) -> Response:
-    """One run; a script keeps it up to date."""
+    """One run; a script keeps the page up to date."""
     found, _ = site(request).run(name)
     return page(request, "run.html", run=found, figures=_curves_of(found))
 
 
 @router.get("/part/runs/{name:path}", response_class=HTMLResponse)
 def run_part(request: Request, name: str) -> Response:
-    """The numbers and curves of one run; 304 where nothing has changed."""
+    """The numbers and curves of one run; 304 if nothing has changed."""
     found, _ = site(request).run(name)
     tag = f'"{found.version}.{found.state}"'
     if request.headers.get("if-none-match") == tag:

@@ -1,4 +1,4 @@
-"""Errors: one clear sentence, in the page for people and as a JSON problem (RFC 9457) for programs."""
+"""Errors: one clear sentence, as a page for people and as a JSON problem (RFC 9457) for programs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _WORDS = {
 
 
 class NotThere(HushgradError):
-    """What was asked for does not exist."""
+    """The requested thing does not exist."""
 
 
 _STATUS[NotThere] = 404
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of one of the house's errors."""
+    """The HTTP status of one of hushgrad's errors."""
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
 
 
 def problem(request: Request, status: int, sentence: str) -> Response:
-    """The answer to a request that cannot be met, in the form that the address promises."""
+    """The error response, in the format of the address."""
     title = _TITLES.get(status, "Not possible")
     headers = {"Retry-After": "3"} if status == 503 else {"Allow": "GET, HEAD"} if status == 405 else {}
     if request.url.path.startswith("/api"):

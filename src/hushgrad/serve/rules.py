@@ -1,4 +1,4 @@
-"""The policy that the page shows and obeys. Its file is read again for every question, so that a changed policy counts at once."""
+"""The policy that the page shows and enforces. Its file is read again for every request, so a changed policy takes effect at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rules:
             raise Refused("The policy cannot be read any more, so that nothing is allowed. Mend its file.") from None
 
     def version(self) -> str:
-        """Changes with what the policy says."""
+        """A value that changes with the policy."""
         try:
             policy = self.policy()
         except Refused:
@@ -36,7 +36,7 @@ class Rules:
         return "" if policy is None else policy.digest
 
     def refusal(self, question: dict[str, Any]) -> str:
-        """What the policy says against a question of the planner, whose plans protect single examples; "" if nothing."""
+        """The policy's objection to a question of the planner, whose plans protect single examples; "" if there is none."""
         policy = self.policy()
         claim = {"epsilon": question["epsilon"], "delta": question["delta"], "relation": question["relation"]}
         try:

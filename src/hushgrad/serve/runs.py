@@ -1,4 +1,4 @@
-"""Which runs there are, and how far each is. Only files that a run writes for its readers are looked at."""
+"""The runs and their progress, from files that a run writes for its readers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """Whether more is to be expected."""
+        """Whether more steps are expected."""
         return self.state in ("running", "starting", "silent")
 
     def to_json(self, *, curves: bool = True) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Run:
 
 
 class Shelf:
-    """All runs below one folder; a name that is asked for is looked up among those found, and never made into a path."""
+    """All runs below one folder; a requested name is looked up among them and never made into a path."""
 
     def __init__(self, root: Path | None, *, raw: bool, rules: Rules) -> None:
         self.root, self.raw, self._rules = root, raw, rules
@@ -113,7 +113,7 @@ class Shelf:
         return None if folder is None else self._run(folder, self._rules.version())
 
     def note(self, run: Run, check: str) -> None:
-        """What a card of this run, as it and the policy are now, was found to be."""
+        """Record the result of checking a card of this run, for its present files and policy."""
         self._checked[run.name] = run.version, self._rules.version(), check
 
     def _run(self, folder: RunFolder, rules: str, points: int = 240) -> Run:
@@ -151,7 +151,7 @@ def _state(folder: RunFolder, series: Series, changed: float) -> str:
 
 
 def _facts(folder: RunFolder) -> tuple[dict[str, Any], str]:
-    """What the small files say, and what is wrong with them."""
+    """The facts in the small files, and what is wrong with them."""
     facts: dict[str, Any] = {"epsilon": None, "budget": None, "delta": None, "model": "", "data": "", "seeded": False}
     try:
         if folder.stat("recipe.json") is not None:

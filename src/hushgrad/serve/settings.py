@@ -1,4 +1,4 @@
-"""What the page serves, and to whom."""
+"""The settings of the page: what is served, and to whom."""
 
 from __future__ import annotations
 

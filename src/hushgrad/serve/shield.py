@@ -1,4 +1,4 @@
-"""Who may ask, and the headers of every answer: the outermost layer of the application.
+"""Access control and the headers of every answer: the outermost layer of the application.
 
 The page is read-only, so nothing can be changed by a forged request. What is left to prevent is reading by others: another
 site in the same browser (the Host check defeats DNS rebinding, Sec-Fetch-Site refuses its subresource requests, no CORS header
@@ -82,7 +82,7 @@ class Shield:
         return bool(name) and (self._settings.any_host or name in self._settings.hosts)
 
     def _locked(self, scope: dict[str, Any], headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
-        """Refuse a visitor without the token; one who brings it in the address is given a cookie and sent on without it."""
+        """Refuse a visitor without the token; a visitor with the token in the address gets a cookie and is redirected without it."""
         cookies = [part.strip() for part in headers.get("cookie", "").split(";")]
         shown = [c.partition("=")[2] for c in cookies if c.startswith(_COOKIE + "=")]
         shown.append(headers.get("authorization", "").removeprefix("Bearer "))

@@ -1,4 +1,4 @@
-"""What all pages share: the settings, the shelf of runs and the two lanes of heavy questions."""
+"""The shared state of all pages: the settings, the runs and the two lanes for expensive requests."""
 
 from __future__ import annotations
 

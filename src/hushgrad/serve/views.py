@@ -50,7 +50,7 @@ def _share(spent: object, budget: float) -> float:
 
 
 def _typed(x: float) -> str:
-    """As somebody would type it: 1e-6 and 60000."""
+    """A number as a person would type it: 1e-6 and 60000."""
     return f"{x:g}".replace("e-0", "e-") if x < 1e-3 else f"{x:.10g}"
 
 

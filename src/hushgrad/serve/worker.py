@@ -1,4 +1,4 @@
-"""The child process that answers heavy questions: one JSON line in, one JSON line out.
+"""The child process that answers expensive requests: one JSON line in, one JSON line out.
 
 It has limits of memory and processor time, and an alarm that ends it even if its parent is gone. JSON, not pickle: what it is told
 to do by its input is one of ``JOBS`` and nothing else.
