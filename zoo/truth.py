@@ -16,7 +16,7 @@ from zoo.specimen import Specimen
 __all__ = ["Truth", "apart"]
 
 _STEPS = 3  # the first proves whose row is whose, later ones use the proof
-_CROWD = 3  # copies of one for each example, beside them
+_CROWD = 128  # copies of one, beside the examples: other batches of a run may be as large, and a capacity binds in them
 _SILENT = 1e-13  # noise multiplier: far below any error that counts
 _MIXED = {torch.float64: 1e-6, torch.float32: 1e-4}  # relative: above rounding, below any influence worth the name
 
@@ -50,8 +50,7 @@ class Truth:
 
     def _crowded(self, one: int) -> bool:
         """All examples among many copies of one: a capacity that the batch does not reach binds for them."""
-        copies = _CROWD * len(self.records)
-        total = copies + len(self.records)
+        copies, total = _CROWD, _CROWD + len(self.records)
         share = torch.ones(len(self.records), dtype=torch.float64)
         share[one] += copies
         mean = _total(self._singles, share / (1 if self.specimen.reduction == "sum" else total))
