@@ -1,8 +1,9 @@
 """Digests of releases: a universal hash of every block of numbers, and a cryptographic digest of the hashes.
 
 The hash is NH under a secret key (Black et al., "UMAC", CRYPTO 1999): two different blocks of 8192 bytes that do not depend on the key
-have the same hash with probability at most 2^-32 (theorem 4.2). A cryptographic digest of everything would take twenty times as long; it
-is taken of the hashes, a thousandth of the content, together with the contributions' norms.
+have the same hash with probability at most 2^-64 (theorem 4.2). A cryptographic digest of everything would take twenty times as long.
+The hashes of all blocks are hashed in the same way under a second key, and the digest is taken of the result, one part in 260,000 of the
+content, together with the contributions' norms.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from hushgrad import native
 from hushgrad._aligned_memory import aligned
 from hushgrad.native import _abi
 
-_WORDS, _LANES = _abi.WITNESS_WORDS, _abi.WITNESS_LANES  # 32-bit words in a block, and lanes that are summed separately
-_BLOCK = 4 * _WORDS  # bytes
+_WORDS = _abi.WITNESS_WORDS  # 64-bit words in a block
+_BLOCK, _SIZE = 8 * _WORDS, 16  # bytes of a block, and of its hash
 _AT_ONCE = 64 * _BLOCK  # bytes at a time, so that the products stay in the cache
 _LOW = 0xFFFFFFFF
 _DTYPE, _VERSION = attrgetter("dtype"), attrgetter("_version")
@@ -37,12 +38,12 @@ class UniversalHash:
     >>> hashed = UniversalHash(bytes(32))
     >>> a, b = (b"".join(h.tobytes() for h in hashed.of([torch.zeros(5000).fill_(x)])) for x in (0.0, -0.0))
     >>> len(a), a == b
-    (24, False)
+    (48, False)
     """
 
     def __init__(self, key: bytes) -> None:
-        self._key = aligned(_BLOCK).view("<u4")  # aligned, so that no load crosses a cache line
-        self._key[:] = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u4")
+        self._key = aligned(_BLOCK).view("<u8")  # aligned, so that no load crosses a cache line
+        self._key[:] = np.frombuffer(hashlib.shake_256(key).digest(_BLOCK), "<u8")
         self.place: int = self._key.ctypes.data  # address for C
         self.room = _Room([], [])  # memory for the hashes of a row, used again for the next row of the same sizes
 
@@ -56,7 +57,7 @@ class UniversalHash:
         for part in parts:
             part = part if part.data_ptr() % 4 == 0 else part.clone()
             size = part.numel() * part.element_size()
-            out = np.empty(-(-size // _BLOCK), np.uint64)
+            out = np.empty(-(-size // _BLOCK) * 2, np.uint64)
             _HASH(part.data_ptr(), size, self.place, out.ctypes.data)
             yield out
 
@@ -72,11 +73,17 @@ class _Room:
     def __init__(self, counts: list[int], kinds: list[torch.dtype]) -> None:
         self.sizes = counts, kinds
         self.counts = array("q", counts).tobytes()
-        ends = list(accumulate(-(-count * kind.itemsize // _BLOCK) * 8 for count, kind in zip(counts, kinds, strict=True)))
+        ends = list(accumulate(-(-count * kind.itemsize // _BLOCK) * _SIZE for count, kind in zip(counts, kinds, strict=True)))
         self.bounds = list(pairwise([0, *ends]))
-        self.hashes = bytearray(ends[-1] if ends else 0)
-        at = ctypes.addressof(ctypes.c_char.from_buffer(self.hashes)) if self.hashes else 0
-        self.places = [at + begin for begin, _ in self.bounds]
+        self.size = ends[-1] if ends else 0
+        self.hashes = bytearray(self.size)
+        self.above = bytearray(-(-self.size // _BLOCK) * _SIZE)  # for the hashes of the hashes
+        self.at, self.above_at = _place(self.hashes), _place(self.above)
+        self.places = [self.at + begin for begin, _ in self.bounds]
+
+
+def _place(memory: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
 
 
 class Seen:
@@ -109,14 +116,14 @@ class Seen:
         """Hash the elements [low, low + size), which are whole blocks unless they end the tensor."""
         at = self._at(tensor)
         assert at is not None
-        first = self._room.bounds[at][0] + low * tensor.itemsize // _BLOCK * 8
+        first = self._room.bounds[at][0] + low * tensor.itemsize // _BLOCK * _SIZE
         for hashes in self.hashed.of([tensor.detach().reshape(-1)[low : low + size]]):
             self._room.hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
 
-    def all_of(self, tensors: Collection[Tensor]) -> tuple[bytes, bytearray] | None:
+    def all_of(self, tensors: Collection[Tensor]) -> _Room | None:
         """Sizes and hashes of these tensors, if they are exactly the hashed ones, in order and unchanged; else None."""
         same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
-        return (self._room.counts, self._room.hashes) if same and list(map(_VERSION, tensors)) == self._versions else None
+        return self._room if same and list(map(_VERSION, tensors)) == self._versions else None
 
     def of(self, tensor: Tensor) -> bytearray | None:
         """The hashes of a tensor; None if it was not hashed, or torch has changed it since."""
@@ -141,7 +148,7 @@ class Witness:
     """
 
     def __init__(self, key: bytes) -> None:
-        self.hashed = UniversalHash(key)
+        self.hashed, self._above = UniversalHash(key), UniversalHash(b"hashes of hashes" + key)
 
     def of(self, released: Mapping[str, Tensor], norms: Tensor, more: bytes = b"", seen: Seen | None = None) -> bytes:
         """A digest of every bit of this process's part of ``released``, of ``norms`` and of ``more``.
@@ -154,22 +161,27 @@ class Witness:
         """
         norms = norms if norms.is_contiguous() else norms.contiguous()
         here = norms.is_cpu
-        known = seen.all_of(released.values()) if here and seen is not None else None
-        sizes, hashes = known or self._hashed(released, None if here else norms, seen)
+        room = seen.all_of(released.values()) if here and seen is not None and _HASH is not None else None
+        if room is not None and _HASH is not None:
+            _HASH(room.at, room.size, self._above.place, room.above_at)
+            sizes, hashes = room.counts, bytes(room.above)
+        else:
+            sizes, hashes = self._hashed(released, None if here else norms, seen)
         # Read by address, which is much faster than through numpy; norms on a device are among the hashes.
         numbers = ctypes.string_at(norms.data_ptr(), norms.nbytes) if here else b""
         content = b"".join((norms.nbytes.to_bytes(8, "little"), sizes, numbers, hashes, more))
         return hashlib.blake2b(content, digest_size=32).digest()  # the journal's digest, whose code is in the cache already
 
     def _hashed(self, released: Mapping[str, Tensor], norms: Tensor | None, seen: Seen | None) -> tuple[bytes, bytes]:
-        """Sizes and hashes of all that is released, and of norms on a device; computed one by one if some are not in ``seen``."""
+        """Sizes of all that is released, and of norms on a device, and the hashes of their hashes; for what is not in ``seen``."""
         parts = [part for tensor in released.values() for part in _parts(tensor)]
         if norms is not None:
             parts.append(norms.detach())
         some = [None if seen is None else seen.of(part) for part in parts]
         rest = self.hashed.of([part for part, hashes in zip(parts, some, strict=True) if hashes is None])
         hashed = b"".join(next(rest).tobytes() if hashes is None else hashes for hashes in some)
-        return array("q", map(Tensor.numel, parts)).tobytes(), hashed
+        above = b"".join(h.tobytes() for h in self._above.of_array(np.frombuffer(hashed, np.uint8))) if hashed else b""
+        return array("q", map(Tensor.numel, parts)).tobytes(), above
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -196,9 +208,21 @@ def by_torch(tensor: Tensor, key: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     flat = torch.nn.functional.pad(flat, (0, -flat.numel() % _BLOCK))
     some = flat.split(_AT_ONCE if flat.device.type == "cpu" else max(1, flat.numel()))
-    return torch.cat([_nh(part.view(torch.int32).view(-1, _WORDS // (2 * _LANES), 2, _LANES), key) for part in some])
+    return torch.cat([_nh(part.view(torch.int64).view(-1, _WORDS), key) for part in some])
 
 
 def _nh(words: Tensor, key: Tensor) -> Tensor:
-    keyed = words.to(torch.int64).add_(key.view(words.shape[1:])).bitwise_and_(_LOW)
-    return (keyed[:, :, 0] * keyed[:, :, 1]).sum((1, 2))
+    """The two halves of each block's hash, from products of halves of words, whose own halves are added up apart."""
+    first, second = (words + key).view(-1, _WORDS // 2, 2).unbind(2)
+    a, b, c, d = first & _LOW, _upper(first), second & _LOW, _upper(second)
+    products = [a * c, a * d, b * c, b * d]
+    low, high = zip(*(((p & _LOW).sum(1), _upper(p).sum(1)) for p in products), strict=True)
+    parts = [low[0], high[0] + low[1] + low[2], high[1] + high[2] + low[3], high[3]]  # of 32 bits each, and what they carry
+    for lower, upper in pairwise(parts):
+        upper += lower >> 32
+        lower &= _LOW
+    return torch.stack([parts[0] + (parts[1] << 32), parts[2] + (parts[3] << 32)], 1).reshape(-1)
+
+
+def _upper(numbers: Tensor) -> Tensor:
+    return (numbers >> 32) & _LOW

@@ -418,7 +418,7 @@ def test_one_file_has_one_writer_by_whatever_name(tmp_path, name):
 def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "journal"
     _life(path, 3)
-    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 4", b"hushgrad journal 3"))
+    path.write_bytes(path.read_bytes().replace(b"hushgrad journal 5", b"hushgrad journal 4"))
     with pytest.raises(ArgumentError, match=r"another one wrote it.*prior="):
         _life(path, 0)
 
@@ -811,6 +811,24 @@ def test_swapped_moved_and_cut_numbers_are_witnessed_and_both_ways_agree(monkeyp
     assert len(set(seen)) == len(kinds)
     monkeypatch.setattr(_universal_hash, "_HASH", None)
     assert [witness.of(kind, norms) for kind in kinds] == seen
+
+
+def test_a_release_whose_hashes_fill_more_than_a_block_is_witnessed_to_its_end(monkeypatch):
+    """Hashes are hashed once more, 512 together: of 640 blocks each counts, whole or begun, and both ways agree."""
+    witness, norms = Witness(KEY.witness), torch.ones(1)
+    released = {"a": torch.arange(1_300_000.0), "b": torch.arange(20_000.0)}
+    assert witness.of({"a": torch.arange(1_300_000.0)}, norms) != (before := witness.of(released, norms))
+    rng = random.Random(3)
+    for name, low, high in [("a", 0, 2048), ("a", 1_048_576, 1_050_624), ("a", 1_298_432, 1_300_000), ("b", 18_432, 20_000)]:
+        place = rng.randrange(low, high)
+        released[name][place] *= -1
+        released[name][place] -= 1
+        assert witness.of(released, norms) != before
+        released[name][place] += 1
+        released[name][place] *= -1
+        assert witness.of(released, norms) == before
+    monkeypatch.setattr(_universal, "_HASH", None)
+    assert witness.of(released, norms) == before
 
 
 # Small promises, each of which was broken once -----------------------------------------------------------------------------------

@@ -151,7 +151,9 @@ def draw_seen(b: Bench) -> Any:
         cuts = [(k, low) for k, out in enumerate(outs) for low in range(0, out.size, 20 * block)]  # as for several threads
         pieces = [_kernel.Piece(k, 7 * k + low, tensors[k], low, min(20 * block, outs[k].size - low)) for k, low in cuts]
         kernel.draw_seen(b.stream, b.at[0], pieces, 0.3, seen)
-        counts, hashes = seen.all_of(tensors) or (b"", b"")
+        room = seen.all_of(tensors)
+        assert room is not None
+        counts, hashes = room.counts, bytes(room.hashes)
         assert hashes == b"".join(bytes(seen.of(tensor) or b"") for tensor in tensors)
         assert hashes == b"".join(h.tobytes() for h in hashed.of(tensors))
         return [np.frombuffer(counts + hashes, np.uint64)]

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 2172374827
+#define HUSHGRAD_ABI 4182107610
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -28,8 +28,7 @@
 #define PANEL_DEPTH 256    /* terms of a sum in double precision at a time: a panel of columns stays in the first-level cache */
 #define PANEL_ROWS 144     /* at most, that are widened at a time: their panels stay in the second-level cache */
 #define PANEL_COLUMNS 16   /* at most, of a panel */
-#define WITNESS_WORDS 2048 /* of a block that is hashed */
-#define WITNESS_LANES 16   /* neighbours that are multiplied by the next 16 */
+#define WITNESS_WORDS 1024 /* of 8 bytes, of a block that is hashed */
 #define WITNESS_BLOCKS 32  /* that are drawn and then hashed: the second-level cache holds them */
 
 /* Structs --------------------------------------------------------------------------------------------------------------- */
@@ -165,9 +164,9 @@ size_t hushgrad_rounded(const address *at, uint64_t start, const facts *f, const
 /* The ChaCha20 words of blocks block, block + 1, ... of (step, index). Reference, bit for bit: hushgrad.noise._chacha.chacha_blocks. */
 void hushgrad_chacha(const uint32_t *key, uint64_t step, uint64_t index, uint64_t block, uint32_t *out, size_t blocks);
 
-/* One hash for each block of `size` bytes at an address that 4 divides, the last one filled up with zeros.
+/* One hash of two numbers for each block of `size` bytes at an address that 4 divides, the last one filled up with zeros.
  * Reference, bit for bit: hushgrad._universal_hash.by_torch. */
-void hushgrad_witness(const unsigned char *bytes, size_t size, const uint32_t *key, uint64_t *out);
+void hushgrad_witness(const unsigned char *bytes, size_t size, const uint64_t *key, uint64_t *out);
 
 /* The law of wa A + wb B on the places `grid`: masses between grid[k] and grid[k+1] are split so that the mean is kept; `outside` has
  * (mass, moment) below the first place and (mass, moment) above the last. Each sum is first raised by `raise` times the size of its

@@ -30,7 +30,7 @@ WAYS_ON = "Put this run's files back as they were, or start a new run with a new
 FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"
 _NAME = b"hushgrad journal "
-_MAGIC = _NAME + b"4     \n"  # frames stay aligned: no kill cuts one at the end of a page
+_MAGIC = _NAME + b"5     \n"  # frames stay aligned: no kill cuts one at the end of a page
 _A_MINUTE = 60 * 10**9  # nanoseconds: longer than any process waits between writing a frame and saying when
 _SHARE = 400  # flushing takes at most one part in so many of the time
 

@@ -3,6 +3,7 @@
  * The same bytes as any other AES; constant time, for the rounds are single instructions. A key is kept as its 15 round keys.
  */
 #include "noise/gauss.h"
+#include "release/nh.h"
 
 #if CIPHER
 #include <immintrin.h>
@@ -232,7 +233,7 @@ void hushgrad_draw_f64(const address *at, uint64_t start, double scale, int add,
 
 /* As many of n numbers as are whole blocks of hashes and can be drawn and hashed at once; how many that were, maybe none. */
 static size_t hashed_f32(const address *at, uint64_t start, const row *to, size_t n) {
-    const size_t groups = start % GROUP ? 0 : n / WITNESS_WORDS * (WITNESS_WORDS / GROUP);
+    const size_t groups = start % GROUP ? 0 : n / (2 * WITNESS_WORDS) * (2 * WITNESS_WORDS / GROUP);
     if (!can_stay(at) || !groups) return 0;
     (at->cipher == 4 ? in_registers_hashed_4 : at->cipher == 2 ? in_registers_hashed_2 : in_registers_hashed_1)(
         at->round_keys, high_half(at), low_half(at, start), to, groups);
@@ -241,19 +242,19 @@ static size_t hashed_f32(const address *at, uint64_t start, const row *to, size_
 
 /* Numbers to sums, and the hashes of what is there then: those that are not hashed at once, WITNESS_BLOCKS at a time. */
 #define SEEN(suffix, real, AT_ONCE)                                                                                       \
-    static void seen_##suffix(const address *at, uint64_t start, real scale, real *out, size_t n, const uint32_t *key,    \
+    static void seen_##suffix(const address *at, uint64_t start, real scale, real *out, size_t n, const uint64_t *key,    \
                               uint64_t *hashes) {                                                                         \
-        const size_t block = 4 * WITNESS_WORDS / sizeof(real), most = WITNESS_BLOCKS * block;                             \
+        const size_t block = 8 * WITNESS_WORDS / sizeof(real), most = WITNESS_BLOCKS * block;                             \
         for (size_t begin = AT_ONCE, m; begin < n; begin += m) {                                                          \
             m = n - begin < most ? n - begin : most;                                                                      \
             hushgrad_draw_##suffix(at, start + begin, scale, 1, out + begin, m);                                          \
-            hushgrad_witness((const unsigned char *)(out + begin), m * sizeof(real), key, hashes + begin / block);        \
+            hushgrad_witness((const unsigned char *)(out + begin), m * sizeof(real), key, hashes + 2 * (begin / block));  \
         }                                                                                                                 \
     }                                                                                                                     \
                                                                                                                           \
     void hushgrad_draw_seen_##suffix(const uint64_t *table, size_t count, real scale) {                                   \
         address here = {(const uint8_t *)(uintptr_t)table[0], table[1], table[2], 0};                                     \
-        const uint32_t *key = (const uint32_t *)(uintptr_t)table[4];                                                      \
+        const uint64_t *key = (const uint64_t *)(uintptr_t)table[4];                                                      \
         while (count--) {                                                                                                 \
             table += 5;                                                                                                   \
             here.index = table[0];                                                                                        \

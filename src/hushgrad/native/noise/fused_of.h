@@ -10,13 +10,12 @@ typedef float NAME(loose) __attribute__((vector_size(BYTES), aligned(4), may_ali
 typedef int32_t NAME(ints) __attribute__((vector_size(BYTES)));
 typedef uint32_t NAME(naturals) __attribute__((vector_size(BYTES)));
 typedef long long NAME(counters) __attribute__((vector_size(BYTES))); /* two for each block, the lower half second */
-typedef uint32_t NAME(keys) __attribute__((vector_size(BYTES), aligned(4), may_alias));
-typedef uint64_t NAME(sums) __attribute__((vector_size(BYTES)));
 #define REALS NAME(reals)
 #define INTS NAME(ints)
 #define COUNTERS NAME(counters)
 #define LANES (BYTES / 4)
 #define TURNS (PAIRS / (VECTORS * LANES)) /* for the pairs of a group */
+#define PART (GROUP / TURNS)              /* numbers that are made in one of them */
 #define EACH _Pragma("GCC unroll 2") for (int j = 0; j < VECTORS; j++)
 
 #if BYTES == 64
@@ -24,7 +23,6 @@ typedef uint64_t NAME(sums) __attribute__((vector_size(BYTES)));
 #define IN_TURN (COUNTERS){0, 0, 0, 1, 0, 2, 0, 3}
 #define LOWER(n) (COUNTERS) _mm512_maskz_set1_epi64(0xAA, n)
 #define ROOT(x) (REALS) _mm512_sqrt_ps((__m512)(x))
-#define PRODUCTS(a, b) (NAME(sums)) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #define SWAP_BIT _mm512_set1_epi32(1 << 30)
 #define IF_SWAPPED(t, x, y) (REALS) _mm512_mask_mov_ps((__m512)(y), _mm512_test_epi32_mask((__m512i)(t), SWAP_BIT), (__m512)(x))
 #else
@@ -32,7 +30,6 @@ typedef uint64_t NAME(sums) __attribute__((vector_size(BYTES)));
 #define IN_TURN (COUNTERS){0, 0, 0, 1}
 #define LOWER(n) (COUNTERS) _mm256_blend_epi32(_mm256_setzero_si256(), _mm256_set1_epi64x(n), 0xCC)
 #define ROOT(x) (REALS) _mm256_sqrt_ps((__m256)(x))
-#define PRODUCTS(a, b) (NAME(sums)) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #define IF_NEGATIVE(a, x, y) (REALS) _mm256_blendv_ps((__m256)(y), (__m256)(x), (__m256)(a))
 #define IF_SWAPPED(t, x, y) IF_NEGATIVE((t) << 1, x, y)
 #endif
@@ -128,21 +125,16 @@ TARGET INLINE void NAME(finish)(REALS x, const row *to, size_t i, const int add,
 #undef BUFFER
 }
 
-/* What the words of a group add to their block's hash: nh of witness_of.h. */
-TARGET INLINE NAME(sums) NAME(hashed)(const float *out, const uint32_t *key) {
-    NAME(sums) sum = {0};
-#define WORDS(at) ((NAME(sums))(*(const NAME(keys) *)(out + (at)) + *(const NAME(keys) *)(key + (at))))
-    for (int i = 0; i < GROUP; i += 2 * WITNESS_LANES) {
-        _Pragma("GCC unroll 2") for (int j = i; j < i + WITNESS_LANES; j += LANES) {
-            const NAME(sums) a = WORDS(j), b = WORDS(j + WITNESS_LANES);
-            sum += PRODUCTS(a, b) + PRODUCTS(a >> 32, b >> 32);
-        }
-    }
-#undef WORDS
-    return sum;
+/* As many numbers as a turn makes, from place i on, into their block's hash, which is written when it is complete. */
+TARGET INLINE nh_sum NAME(hashed)(nh_sum sum, const row *to, size_t i) {
+    sum = nh(sum, (const word *)(to->out + i), to->key + i / 2 % WITNESS_WORDS, PART / 2);
+    if ((i + PART) % (2 * WITNESS_WORDS)) return sum;
+    nh_write(sum, to->hashes + i / (2 * WITNESS_WORDS) * 2);
+    return 0;
 }
 
-/* With hashed, groups that make whole blocks are hashed one by one, from the first-level cache, while the cipher works on the next. */
+/* With hashed, groups that make whole blocks are hashed one group late, from the first-level cache: what was written just now is not
+ * there yet, and reading it would wait. */
 TARGET INLINE void NAME(in_registers)(const uint8_t *round_keys, uint64_t high, uint64_t low, const row *to, size_t groups,
                                       const int add, const int buffers, const int hashed) {
     NAME(key) key[ROUNDS + 1];
@@ -151,7 +143,7 @@ TARGET INLINE void NAME(in_registers)(const uint8_t *round_keys, uint64_t high, 
     NAME(words) w = NAME(input)(key, base, 0);
     for (int r = 1; r < ROUNDS; r++) NAME(cipher_round)(&w, key[r]);
     const row here = *to; /* a copy: no store can change it */
-    NAME(sums) hash = {0};
+    nh_sum sum = 0;
     for (size_t q = 0; q < TURNS * groups; q++) {
         REALS x[VECTORS], y[VECTORS];
         NAME(words) next = NAME(input)(key, base, q + 1);
@@ -164,15 +156,10 @@ TARGET INLINE void NAME(in_registers)(const uint8_t *round_keys, uint64_t high, 
         EACH NAME(finish)(x[j], &here, i + LANES * j, add, buffers);
         EACH NAME(finish)(y[j], &here, i + PAIRS + LANES * j, add, buffers);
         w = next;
-        if (!hashed || (q + 1) % TURNS) continue;
-        const size_t first = q / TURNS * GROUP;
-        hash += NAME(hashed)(here.out + first, here.key + first % WITNESS_WORDS);
-        if ((q + 1) % (TURNS * WITNESS_WORDS / GROUP)) continue;
-        uint64_t total = 0;
-        for (int j = 0; j < BYTES / 8; j++) total += hash[j];
-        here.hashes[first / WITNESS_WORDS] = total;
-        hash = (NAME(sums)){0};
+        if (hashed && q >= TURNS) sum = NAME(hashed)(sum, &here, q * PART - GROUP);
     }
+    if (hashed)
+        for (size_t i = (groups - 1) * GROUP; i < groups * GROUP; i += PART) sum = NAME(hashed)(sum, &here, i);
 }
 
 #define FIXED(add, buffers)                                                                                               \
@@ -195,12 +182,12 @@ TARGET static void NAME(in_registers_hashed)(const uint8_t *round_keys, uint64_t
 #undef COUNTERS
 #undef LANES
 #undef TURNS
+#undef PART
 #undef EACH
 #undef BLOCKS_OF
 #undef IN_TURN
 #undef LOWER
 #undef ROOT
-#undef PRODUCTS
 #undef SWAP_BIT
 #undef IF_NEGATIVE
 #undef IF_SWAPPED

@@ -18,7 +18,7 @@ typedef struct {
     float *out, scale, *state;
     size_t stride;
     float decay[4], weight[4];
-    const uint32_t *key;
+    const uint64_t *key;
     uint64_t *hashes;
 } row;
 

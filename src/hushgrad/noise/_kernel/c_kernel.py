@@ -20,7 +20,7 @@ from hushgrad.noise._kernel.base import BLOCKS_OF_GROUP, Kernel
 from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, Words
 
 _target = attrgetter("target")
-_BLOCK = 4 * _abi.WITNESS_WORDS  # bytes under one hash
+_BLOCK, _HASH = 8 * _abi.WITNESS_WORDS, 16  # bytes under one hash, and bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # largest tensor that the cipher's counter can address
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
 _ALWAYS = ("gaussians", "write", "add", "buffers", "solve", "combine")
@@ -105,7 +105,7 @@ class CKernel(Kernel):
                 return None
             table += which, start, size, target.data_ptr() + low * itemsize
             if places is not None:
-                table.append(next(places) + low * itemsize // _BLOCK * 8)
+                table.append(next(places) + low * itemsize // _BLOCK * _HASH)
             if which > last:
                 last = which
             if start + size > end:
