@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from hushgrad import accounting, denoise, estimators, events, noise, testing
 def run(plan: hushgrad.Plan) -> hushgrad.Guarantee:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = hushgrad.make_private(model, optimizer, plan, key=bytes(range(32)))
+    private = hushgrad.make_private(model, optimizer, plan, key=secrets.token_bytes(32))
     data = TensorDataset(torch.randn(40, 4), torch.randint(0, 2, (40,)))
     for x, y in private.loader(data):
         optimizer.zero_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import stat
 import subprocess
@@ -29,6 +30,7 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.report import privacy_card
 from hushgrad.train import attached as running
+from hushgrad.train.books import Books
 from hushgrad.train.losses import PREPARED
 from hushgrad.train.plan import Plan
 from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune, tuning_cost
@@ -65,6 +67,21 @@ def test_what_a_trial_could_not_show_the_search_says_too(tmp_path, monkeypatch):
     tuned = tune(short, tmp_path / "out")
     assert PREPARED in tuned.guarantee.notes
     assert Guarantee.from_json(json.loads((tmp_path / "out" / "guarantee.json").read_text())) == tuned.guarantee
+
+
+@pytest.mark.parametrize("trial", [0, 2])
+def test_what_breaks_the_promise_of_a_trial_breaks_that_of_the_search(tmp_path, monkeypatch, fixed_key, trial):
+    """Whether it wins or not."""
+    broken, made = RunKey(Draws(fixed_key).key(trial)).run_name(), Books.ledger
+
+    def ledger(self):
+        self.broken = "it was broken on purpose" * (self.run == broken)
+        return made(self)
+
+    monkeypatch.setattr(Books, "ledger", ledger)
+    tuned = tune(quick(0.001, 2.0), tmp_path / "out")
+    assert math.isinf(tuned.guarantee.epsilon) and "broken on purpose" in str(tuned.guarantee)
+    assert math.isinf(Guarantee.from_json((tmp_path / "out" / "guarantee.json").read_text()).epsilon)
 
 
 def key_with(trials: int, stopping: Stopping) -> bytes:

@@ -47,6 +47,7 @@ class LastingStrategy(Strategy):
     @property
     def ledger(self) -> Ledger:
         """What happened, earlier phases included."""
+        self._books.broken = self._books.broken or self._journal.broken
         return self._books.ledger()
 
     @property

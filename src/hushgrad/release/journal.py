@@ -32,7 +32,7 @@ from hushgrad.release.frames import SHORT, WAYS_ON, Frames, Marks
 from hushgrad.release.journal_history import JournalHistory, other_story
 from hushgrad.release.journal_place import Known
 from hushgrad.release.keys import RunKey
-from hushgrad.release.once import Once
+from hushgrad.release.once import TWICE, Once
 from hushgrad.release.owner import Owner, boot_identity, forked
 
 __all__ = ["JOURNAL", "WAYS_ON", "Journal"]
@@ -182,9 +182,14 @@ class Journal:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the guarantee must say."""
-        for note in self._once.notes:
-            self.vouched(note)
-        return self._notes
+        return tuple(note for note in self._notes if note != TWICE)
+
+    @property
+    def broken(self) -> str:
+        """Why no theorem covers what was released, also after a restart; empty if one does."""
+        if self._once.is_twice:
+            self.vouched(TWICE)
+        return TWICE if TWICE in self._notes else ""
 
     def vouched(self, note: str) -> None:
         """Make the guarantee state an unverified assumption, also after a restart."""

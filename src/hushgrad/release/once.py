@@ -1,9 +1,10 @@
-"""Detects reuse of a key within this process: if two runs under one key release different values, both guarantees say so.
+"""Detects reuse of a key within this process: if two runs under one key release different values, the epsilon of both is infinite.
 
 A journal on disk detects and refuses this across restarts. Here it is detected without one, or with two: a key that is passed to two
-models, a notebook cell that is run again, a state that is loaded twice. Each of the two releases is as private as it says by itself; but
-whoever has both can subtract one from the other, and the noise is gone. Other processes are not seen: for a key that the user gave, the
-guarantee says so. Seeds are exempt: whoever gives one wants the same noise again, and the guarantee states the consequence.
+models, a notebook cell that is run again, a state that is loaded twice. Whoever has both releases can subtract one from the other, and
+the noise is gone, as for two ledgers of one run with different contents. Two runs that release the same values count as one. Other
+processes are not seen: for a key that the user gave, the guarantee says so. Seeds are exempt: whoever gives one wants the same noise
+again, and the guarantee states the consequence.
 """
 
 from __future__ import annotations
@@ -12,12 +13,9 @@ from array import array
 
 from hushgrad.release.keys import RunKey
 
-__all__ = ["Once", "forget"]
+__all__ = ["TWICE", "Once", "forget"]
 
-_TWICE = (
-    "Another run of this process released other values under this run's key: each is covered alone, and both together are not, since "
-    "their difference has no noise"
-)
+TWICE = "another run of this process released other values under this run's key, and their difference has no noise"
 
 _here: dict[str, Once] = {}
 
@@ -34,11 +32,11 @@ class Once:
     >>> first, second = Once.of(key).begun(), Once.of(key).begun()
     >>> first.extend((0, 17, 1, 18))
     >>> second.extend((0, 17))
-    >>> Once.of(key).notes
-    ()
+    >>> Once.of(key).is_twice
+    False
     >>> second.extend((1, 19))
-    >>> len(Once.of(key).notes)
-    1
+    >>> Once.of(key).is_twice
+    True
     """
 
     def __init__(self) -> None:
@@ -55,11 +53,8 @@ class Once:
         return self._runs[-1]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a guarantee under this key must say."""
+    def is_twice(self) -> bool:
+        """Whether two runs released different values in one step."""
         runs, found = [run for run in self._runs if run], dict[int, int]()
-        if len(runs) > 1:
-            for run in runs:
-                if any(found.setdefault(step, witness) != witness for step, witness in zip(run[::2], run[1::2], strict=True)):
-                    return (_TWICE,)
-        return ()
+        entries = (entry for run in runs for entry in zip(run[::2], run[1::2], strict=True))
+        return len(runs) > 1 and any(found.setdefault(step, witness) != witness for step, witness in entries)

@@ -272,6 +272,7 @@ class Private(Attached):
         """What happened, earlier phases included. Ledgers of runs on the same data add up."""
         self._later.settle()
         self._look_back()
+        self._books.broken = self._books.broken or self._journal.broken
         return self._books.ledger()
 
     def __repr__(self) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hushgrad.events import Compose
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.summary import write_report
@@ -73,7 +75,7 @@ def claim(search: Priced, vouched: tuple[str, ...] = ()) -> Guarantee:
 
 def released(search: Priced, best: Result | None, folder: Path, out: Path, run: dict[str, str], notes: tuple[str, ...]) -> Tuned:
     """Copy the winner out with the guarantee of the whole search; then erase everything else."""
-    guarantee = claim(search, notes)
+    guarantee = _unbroken(claim(search, notes), folder)
     tuned = Tuned(guarantee=guarantee, naive_epsilon=search.cost.naive, candidate=None, score=None, test={}, out=out)
     if best is not None and (folder / f"{best.trial:05d}" / "guarantee.json").exists():  # else all trials were lost
         tuned = _copied(search, tuned, best, folder / f"{best.trial:05d}", run)
@@ -81,6 +83,15 @@ def released(search: Priced, best: Result | None, folder: Path, out: Path, run: 
         write(out / "tuning.json", _record(search, tuned))  # marks a finished search
     destroy(out)  # the key, K, the losers and their scores
     return tuned
+
+
+def _unbroken(guarantee: Guarantee, folder: Path) -> Guarantee:
+    """Infinite where that of a trial is: the theorem is about trials that keep their own promise, losers too."""
+    for file in sorted(folder.glob("[0-9]*/guarantee.json")):
+        trial = found(file, Guarantee.from_json)
+        if math.isinf(trial.epsilon):
+            return replace(guarantee, epsilon=math.inf, event=Compose((guarantee.event, trial.event)))
+    return guarantee
 
 
 def _copied(search: Priced, tuned: Tuned, best: Result, winner: Path, run: dict[str, str]) -> Tuned:
