@@ -827,7 +827,7 @@ def test_a_release_whose_hashes_fill_more_than_a_block_is_witnessed_to_its_end(m
         released[name][place] += 1
         released[name][place] *= -1
         assert witness.of(released, norms) == before
-    monkeypatch.setattr(_universal, "_HASH", None)
+    monkeypatch.setattr(_universal_hash, "_HASH", None)
     assert witness.of(released, norms) == before
 
 
