@@ -44,8 +44,7 @@ _CHAIN = 16  # bytes of the whole digest, of which a frame has some
 class Journal:
     """The releases of one run: in a file, see :meth:`create` and :meth:`open`, or only in memory.
 
-    ``position`` counts the releases so far and ``chain`` is their digest; both belong into a checkpoint, and :meth:`seek` takes
-    them from there.
+    ``position`` counts the releases so far and ``chain`` is their digest; a checkpoint holds both, for :meth:`seek`.
 
         >>> journal = Journal(RunKey.make(seed=1))
         >>> journal.begin(0); journal.released(0, b"what was released")
@@ -116,8 +115,7 @@ class Journal:
 
     def _opening(self, known: Known) -> None:
         assert self._frames is not None
-        told = self._frames.claim(known)
-        self._frames.tell(open=boot_identity(), place=self._frames.place.identity, told=told)
+        self._frames.tell(open=boot_identity(), place=self._frames.place.identity, told=self._frames.claim(known))
         self.flush()
 
     @property
@@ -257,10 +255,8 @@ class Journal:
 
     def read_all_before(self, step: int) -> bool:
         """Whether an earlier process read all lazy tables at this point, so that the same must be done again."""
-        if not self.ahead:
-            return False
-        chain = self._digest(ord("a"), step.to_bytes(8, "little"))
-        return self._recorded[self.position] == (ord("a"), chain[:SHORT])
+        digest = self._digest(ord("a"), step.to_bytes(8, "little")) if self.ahead else b""
+        return bool(digest) and self._recorded[self.position] == (ord("a"), digest[:SHORT])
 
     def _require_open(self) -> None:
         if self._closed:
@@ -287,8 +283,7 @@ class Journal:
         elif frames is not None:
             frames.append(*entry)
             recorded.append(entry)
-        self.chain = chain
-        self.position += 1
+        self.chain, self.position = chain, self.position + 1
 
     def _digest(self, kind: int, content: bytes) -> bytes:
         return hashlib.blake2b(self.chain + bytes([kind]) + content, digest_size=_CHAIN, key=self._key).digest()

@@ -30,7 +30,7 @@ class Books(Room):
         self.issued = self.foreign = 0
         self.taken = 0  # all steps charged so far: the number of the next one
         self.declared: Participation | None = None
-        self.broken = ""  # what broke the guarantee: the sampler's batches, a model that mixes examples, another run; empty: nothing
+        self.broken = ""  # what broke the guarantee: batches, a model that mixes examples, another run under the key
         self._step = plan.event(1)
         self._composes = plan.event() == self._step * plan.steps
         if any(run in (entry.run, entry.stream) for entry in self.prior):
