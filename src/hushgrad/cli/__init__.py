@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def entry() -> int:
-    """What the ``hushgrad`` command calls: from here on an interrupt is one word, while Python is still importing, too.
+    """The entry point of the ``hushgrad`` command: handles interrupts cleanly, also while Python is still importing.
 
-    Before it Python shows a traceback, so little is imported to get here.
+    Before it runs Python would show a traceback, so little is imported first.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL is asked before its first product, see hushgrad.clipping.batch_invariance
     try:
@@ -33,7 +33,7 @@ def entry() -> int:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt; end at once while torch or numpy is first imported, where an exception can abort Python.
 
-    At that time no result exists yet, so that ending loses none.
+    At that time there is no result yet that could be lost.
     """
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") in ("torch", "numpy"):

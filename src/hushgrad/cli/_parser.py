@@ -16,11 +16,11 @@ from hushgrad._printed import plain
 
 
 class UsageError(Exception):
-    """The words on the command line make no question; the message is one sentence for the user."""
+    """The command line is wrong; the message is one sentence for the user."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`` Did you mean X?`` for the known word that begins so, or the closest one, or nothing."""
+    """`` Did you mean X?`` for the known word with this prefix, or the closest one, or nothing."""
     known = list(known)
     close = [name for name in known if word and name.startswith(word)] or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     """``argparse`` that raises :class:`UsageError`, never guesses abbreviations, and suggests the option that was meant."""
 
     def __init__(self, command: str, about: str, *, example: str, form: str = "", also: Iterable[str] = ()) -> None:
-        """``form``: the words that make this question of a command that answers several; ``also``: those of its other questions."""
+        """``form``: the words that select this form of a command that has several; ``also``: those of its other forms."""
         self._form, self._also = form, also
         super().__init__(
             prog=f"hushgrad {command}",
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def ask(sentences: Iterable[str]) -> None:
-    """Questions about a claim, on stderr: the answer itself stays what a program reads."""
+    """Print questions about a claim to stderr, so that stdout stays machine-readable."""
     for sentence in sentences:
         print(f"Question: {sentence}", file=sys.stderr)
 
@@ -80,7 +80,7 @@ def _number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number; 1e6 is one."""
+    """An integer; 1e6 is one."""
     try:
         return int(text)
     except ValueError:
@@ -96,7 +96,7 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def say(options: argparse.Namespace, content: dict[str, Any], *texts: object) -> int:
-    """The answer of a command: ``content`` with ``--json``, else ``texts``, one below the other. Returns the exit code 0."""
+    """Print a command's answer: ``content`` with ``--json``, otherwise ``texts``, one per line. Returns the exit code 0."""
     if options.json:
         print_json(content)
     else:
@@ -110,9 +110,9 @@ def quoted(word: str) -> str:
 
 
 def table(rows: Sequence[tuple[str, ...]], *, headed: bool = True) -> str:
-    """Rows of words, the columns aligned; on a terminal with too little room for three columns, cells below each other.
+    """Rows of words with aligned columns; on a terminal too narrow for three columns, cells below each other.
 
-    The first row is the heads of the columns unless ``headed`` is False.
+    The first row contains the column heads unless ``headed`` is False.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     room = _room()
@@ -129,10 +129,10 @@ def table(rows: Sequence[tuple[str, ...]], *, headed: bool = True) -> str:
 
 
 def wrapped(line: str) -> str:
-    """A line, broken between words where the terminal ends."""
+    """A line wrapped at the width of the terminal."""
     return textwrap.fill(line, _room(), subsequent_indent="    ", break_on_hyphens=False) if len(line) > _room() else line
 
 
 def _room() -> int:
-    """Columns of the terminal; a file has room for everything."""
+    """The width of the terminal; unlimited for a file."""
     return max(20, shutil.get_terminal_size(fallback=(sys.maxsize, 24)).columns)

@@ -1,4 +1,4 @@
-"""What ``epsilon`` and ``calibrate`` share: the options that describe an event, and a few formats."""
+"""Shared by ``epsilon`` and ``calibrate``: the options that describe an event, and a few formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_question(parser: Parser, *, accountants: bool = True) -> None:
-    """The options common to all privacy questions; who is asked is one where the command leaves a choice."""
+    """Add the options common to all privacy questions; ``--accountant`` only if the command offers a choice."""
     parser.takes("--delta D", "the delta of the guarantee, e.g. 1e-5", type=float, required=True)
     parser.takes("--noise-multiplier S", "noise standard deviation / clip norm", type=float)
     parser.takes("--rate Q", "Poisson sampling rate (default 1: full batches)", type=float)
@@ -26,7 +26,7 @@ def add_question(parser: Parser, *, accountants: bool = True) -> None:
 
 
 def add_description(parser: Parser) -> None:
-    """The options that describe any run at all, instead of three numbers."""
+    """Add the options that describe an arbitrary run, instead of three numbers."""
     parser.takes("--event JSON", "any event tree as JSON, or @FILE; instead of noise, rate and steps")
     parser.takes(
         "--from FILE",

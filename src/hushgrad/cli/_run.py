@@ -1,4 +1,4 @@
-"""What ``train`` and ``tune`` share: the options of a run that a recipe describes, who pays for it, and how it is interrupted."""
+"""Shared by ``train`` and ``tune``: the options of a run described by a recipe, its ledger, and its interruption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
 def add_run(parser: Parser) -> None:
-    """The options that both have."""
+    """Add the options that both commands have."""
     taken = "take the folder from a process that is gone but not known to be"
     policy = "a policy in TOML that must allow it (default: the variable HUSHGRAD_POLICY)"
     parser.flag("--take-over", taken)
@@ -31,7 +31,7 @@ def add_run(parser: Parser) -> None:
 
 
 def require_payer(options: argparse.Namespace) -> None:
-    """Refuse a ledger, a data set or a policy that is not there, before torch is imported and the data are read."""
+    """Refuse a missing ledger, data set or policy before torch is imported and the data are read."""
     if (options.ledger is None) != (options.dataset is None):
         raise UsageError("--ledger and --dataset belong together: who pays, and from which budget.")
     from hushgrad.budget import Ledger, read_policy
@@ -44,7 +44,7 @@ def require_payer(options: argparse.Namespace) -> None:
 
 
 def recipe_of(options: argparse.Namespace, *changes: str) -> Recipe:
-    """The recipe of the options, with single values changed, and who pays for it."""
+    """The recipe of the options, with single values changed and its ledger."""
     from hushgrad.recipes import load_recipe
 
     data = [] if options.data is None else [f"data.path={quoted(options.data)}"]
@@ -54,12 +54,12 @@ def recipe_of(options: argparse.Namespace, *changes: str) -> Recipe:
 
 
 def paid(recipe: Recipe, options: argparse.Namespace) -> Recipe:
-    """The recipe with who pays for it, if somebody does."""
+    """The recipe with its ledger, if one is given."""
     return recipe if options.ledger is None else recipe.paid_by(options.ledger, options.dataset)
 
 
 def interrupted(options: argparse.Namespace, command: str, began: Path, *, what: str, saved: str = "") -> int:
-    """Say how to go on with a run whose first file, ``began``, is there; the exit code."""
+    """Print how to resume a run whose first file, ``began``, exists; returns the exit code."""
     if began.exists():
         code = " --allow-code" if options.allow_code or str(options.recipe).endswith(".py") else ""
         again = f"hushgrad {command} --out {shlex.quote(options.out)} --resume{code}"

@@ -1,4 +1,4 @@
-"""Files that a command is given or will write, looked for before anything that takes long."""
+"""Checks of a command's input and output files, before anything that takes long."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hushgrad.cli._parser import Parser, UsageError
 
 
 def add_model(parser: Parser) -> None:
-    """The options of a command that reads a trained model."""
+    """Add the options of a command that reads a trained model."""
     parser.takes("model MODEL", "the folder of a run, or its model.safetensors")
     code = "run what the model file names as module:function: trust it first"
     parser.flag("--allow-code", code)
 
 
 def require_model(model: str) -> None:
-    """That there is a model file, or a folder with one: whether it can be read is seen later."""
+    """Require a model file, or a folder with one; whether it is readable is checked later."""
     if not any(place.is_file() for place in (Path(model), Path(model) / "model.safetensors")):
         _check.fail("model", model, "to be a model file, or the folder of a finished run", "hushgrad train writes one.")
 
 
 def require_place(*files: str | None) -> None:
-    """That each of these can be written, as far as one can tell without writing it.
+    """Require that each of these can be written, as far as that can be told without writing.
 
     Raises:
         UsageError: where the folder is missing or read-only, or the file is a folder or read-only.
@@ -41,20 +41,20 @@ def require_place(*files: str | None) -> None:
 
 
 def require_picture(file: str | None) -> None:
-    """That a picture can be written there, in a form that its ending names."""
+    """Require that a picture can be written there, in the format of its suffix."""
     require_place(file)
     if file and Path(file).suffix[1:].lower() not in ("", "png", "svg", "pdf", "jpg", "jpeg", "webp", "tif", "tiff", "ps", "eps"):
         raise UsageError(f"A picture is not saved as {Path(file).suffix}: let {file} end in .png, .svg or .pdf.")
 
 
 def require_records(file: str) -> None:
-    """That there are records."""
+    """Require that the file of records exists."""
     if not Path(file).exists():
         _check.fail("file", file, "to be there", "Give a file of records, as the model was trained on.")
 
 
 def tell_undeclared(found: Mapping[str, Sequence[int]]) -> None:
-    """Say on stderr in which rows a column holds something else than the model's columns declare."""
+    """Report on stderr the rows whose cells are not what the model's columns declare."""
     for name, rows in found.items():
         some = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
         print(

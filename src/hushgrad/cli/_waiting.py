@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes longer than a second."""
+"""A status line on the terminal while something takes longer than a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE = 1.0  # seconds
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say what is being done, and for how long, from the first second on; gone when it is done, and never in a file or a pipe."""
+    """Show what is being done, and for how long, after the first second; removed at the end, and never written to a file or a pipe."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""``hushgrad advise``: which recipe for a budget, from public facts alone, what to expect of it and why."""
+"""``hushgrad advise``: a recipe for a budget, from public facts alone, with the expected accuracy and the reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _parser() -> Parser:
 
 
 def add_budget(parser: Parser, *, required: bool) -> None:
-    """The options that ``advise`` and ``train --auto`` share."""
+    """Add the options that ``advise`` and ``train --auto`` share."""
     also = "" if required else " (with --auto)"
     parser.takes("--epsilon", f"the budget{also}", type=float, required=required)
     parser.takes("--delta", f"its failure probability{also}", type=float, required=required)
@@ -35,7 +35,7 @@ def add_budget(parser: Parser, *, required: bool) -> None:
 
 
 def advice_of(codebook: str, options: argparse.Namespace) -> Advice:
-    """The advice for what was asked."""
+    """The advice for the given options."""
     from hushgrad.advice import advise, read_codebook
 
     minutes = 5.0 if options.minutes is None else options.minutes
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """The line that trains as advised, where FILE is the data; every option that the advice depends on is in it."""
+    """The command that trains as advised, with FILE for the data; it contains every option that the advice depends on."""
     asked = {name: vars(options)[name] for name in ("records", "epsilon", "delta", "minutes")}
     budget = " ".join(f"--{name} {value!r}" for name, value in asked.items() if value is not None)
     return f"hushgrad train {shlex.quote(options.codebook)} --auto --data FILE {budget} --out DIR"

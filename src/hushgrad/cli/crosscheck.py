@@ -1,4 +1,4 @@
-"""``hushgrad crosscheck``: what other libraries say about the same run, beside the certified interval."""
+"""``hushgrad crosscheck``: the epsilons of other libraries for the same run, next to the certified interval."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _parser() -> Parser:
 
 
 def run(words: list[str]) -> int:
-    """Ask everybody; exit code 1 if a claim lies below the certified interval."""
+    """Ask all libraries; the exit code is 1 if a claim lies below the certified interval."""
     options = _parser().parse(words)
     event = event_from(options)
     with waiting("Asking every accountant"):
@@ -69,7 +69,7 @@ def _row(answer: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _timed(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer with its time, or why there is none: a peer may fail in any way, and that is its answer."""
+    """The answer with its time, or the reason why there is none: another library may fail in any way."""
     start = time.perf_counter()
     try:
         return {**ask(), "seconds": time.perf_counter() - start}

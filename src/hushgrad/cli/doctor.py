@@ -1,4 +1,4 @@
-"""``hushgrad doctor``: what this machine does with a private step, in one table and one file."""
+"""``hushgrad doctor``: measures private steps on this machine, as one table and one file."""
 
 from __future__ import annotations
 

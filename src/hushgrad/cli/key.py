@@ -1,4 +1,4 @@
-"""``hushgrad key``: who holds the key of a run can subtract its noise; see whether it is still there, and destroy it."""
+"""``hushgrad key``: shows whether a run's key still exists, and destroys it. Anyone with the key can subtract the noise."""
 
 from __future__ import annotations
 

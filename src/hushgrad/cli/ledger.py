@@ -1,4 +1,4 @@
-"""``hushgrad ledger``: budgets of data sets, and who spent what of them."""
+"""``hushgrad ledger``: budgets of data sets, and who spent how much of them."""
 
 from __future__ import annotations
 

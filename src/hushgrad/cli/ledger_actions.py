@@ -1,4 +1,4 @@
-"""What each action of ``hushgrad ledger`` does and says."""
+"""The actions of ``hushgrad ledger``."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def add(options: argparse.Namespace) -> int:
 
 
 def reserve(options: argparse.Namespace) -> int:
-    """Room for a run."""
+    """Reserve room for a run."""
     reservation = _opened(options).reserve(options.dataset, _event(options), run=options.run, hold=options.hold)
     return _say_reservation(options, reservation)
 
 
 def begin(options: argparse.Namespace) -> int:
-    """A held run begins."""
+    """Begin a held run."""
     return _say_reservation(options, _opened(options).begin(options.reservation))
 
 
 def commit(options: argparse.Namespace) -> int:
-    """What a run did."""
+    """Record what a run did."""
     ledger = _opened(options)
     event = _event(options) if _names_an_event(options) else ledger.reservation(options.reservation).reserved
     return _say_reservation(options, ledger.commit(options.reservation, event, overrun=options.overrun, note=options.note))
@@ -78,13 +78,13 @@ def settle(options: argparse.Namespace) -> int:
 
 
 def approve(options: argparse.Namespace) -> int:
-    """Who approves of a run."""
+    """Approve a run."""
     approved = _opened(options).approve(options.reservation, by=options.by)
     return _say_reservation(options, approved, f"Approved by {', '.join(approved.approved)}.")
 
 
 def cancel(options: argparse.Namespace) -> int:
-    """Give back the room of a run that has not begun."""
+    """Cancel the reservation of a run that has not begun."""
     return _say_reservation(options, _opened(options).cancel(options.reservation))
 
 
@@ -118,7 +118,7 @@ def _state(reservation: Reservation) -> str:
 
 
 def head(options: argparse.Namespace) -> int:
-    """Print the head, or keep it elsewhere; a chain that has lost what was noted ends the watch as a failed verification."""
+    """Print the head, or record it elsewhere; if the chain has lost a recorded row, the watch ends like a failed verification."""
     from hushgrad.budget.watch import watched
 
     ledger = _opened(options)

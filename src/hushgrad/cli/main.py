@@ -1,15 +1,15 @@
 """The ``hushgrad`` command: a lazy table of commands.
 
 ``hushgrad NAME ...`` imports the one module that NAME names and calls its function with the remaining words. So a command's
-``--help`` costs the standard library only. A command is one file and one line in ``COMMANDS``; its function takes the list
-of words, prints its answer, returns the exit code, and raises the house's errors for a user's mistakes.
+``--help`` imports the standard library only. A command is one file and one line in ``COMMANDS``; its function takes the list
+of words, prints its answer, returns the exit code, and raises hushgrad's errors for a user's mistakes.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | an answer that says no (a refuted claim, a failed check) |
-| 2 | the question was wrong, or a file could not be read or written: one sentence on stderr, no traceback |
-| 3 | a budget or a policy does not allow it; nothing was done |
+| 1 | a negative answer (a refuted claim, a failed check) |
+| 2 | wrong usage, or a file could not be read or written: one sentence on stderr, no traceback |
+| 3 | refused by a budget or a policy; nothing was done |
 | 130 | interrupted |
 """
 
@@ -51,7 +51,7 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """What ``hushgrad --help`` prints."""
+    """The text of ``hushgrad --help``."""
     lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
     return "\n".join(
         [
@@ -85,7 +85,7 @@ def command(name: str) -> Callable[[list[str]], int]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one sentence on stderr and exit code 2."""
+    """Run one command; a user's mistake gives one sentence on stderr and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to stop
     try:
@@ -141,7 +141,7 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Python flushes once more when it ends, and would complain of what has been said already."""
+    """Drop pending output: Python flushes once more at exit, and would complain again."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no real file behind it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

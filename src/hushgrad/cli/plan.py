@@ -77,7 +77,7 @@ def run(words: list[str]) -> int:
 
 
 def _check_early(options: argparse.Namespace) -> None:
-    """The likeliest mistakes, answered before torch is imported."""
+    """Check for the likeliest mistakes before torch is imported."""
     _check.positive(epsilon=options.epsilon)
     _check.delta(delta=options.delta)
     if (options.epochs is None) == (options.steps is None):

@@ -1,4 +1,4 @@
-"""``hushgrad plan --compute``: how large a language model, in how large batches, for how many steps."""
+"""``hushgrad plan --compute``: model size, batch size and number of steps for a language model."""
 
 from __future__ import annotations
 

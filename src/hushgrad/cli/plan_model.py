@@ -1,4 +1,4 @@
-"""``hushgrad plan --model``: what a private step of a language model takes."""
+"""``hushgrad plan --model``: memory and time of a private step of a language model."""
 
 from __future__ import annotations
 

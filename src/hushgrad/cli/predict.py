@@ -1,4 +1,4 @@
-"""``hushgrad predict``: what a trained model says about new records."""
+"""``hushgrad predict``: predictions of a trained model for new records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hushgrad release``: let a model out, if a ledger has booked it and the policy allows it."""
+"""``hushgrad release``: releases a model if a ledger has recorded it and the policy allows it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _file(model: str) -> Path:
 
 
 def _begins_as_model(file: Path) -> bool:
-    """Whether a file has the head of a model: its length in eight bytes, then JSON. Whether the rest is whole, the ledger's hash says."""
+    """Whether a file has the header of a model: its length in eight bytes, then JSON. The ledger's hash checks the rest."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
@@ -78,7 +78,7 @@ def _begins_as_model(file: Path) -> bool:
 
 
 def released(ledger: Ledger, file: Path, *, policy: Policy | None) -> dict[str, Any]:
-    """The facts about a model that may leave.
+    """The facts about a model that may be released.
 
     Args:
         ledger: where its run must be booked.
@@ -111,7 +111,7 @@ def released(ledger: Ledger, file: Path, *, policy: Policy | None) -> dict[str, 
 
 
 def _require_allowed(policy: Policy, dataset: Dataset, charged: Event) -> None:
-    """What the run was charged, at the data set's delta, under the rules that hold today."""
+    """Require that the present policy allows what the run was charged, at the data set's delta."""
     from hushgrad.accounting import epsilon
 
     spent = epsilon(charged, delta=dataset.delta, relation=dataset.relation)

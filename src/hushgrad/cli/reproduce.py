@@ -1,4 +1,4 @@
-"""``hushgrad reproduce``: repeat a published result, and say which of its claims hold."""
+"""``hushgrad reproduce``: repeats a published result and reports which of its claims hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hushgrad train``: train a model by a recipe, and write it down with its guarantee."""
+"""``hushgrad train``: trains a model by a recipe and stores it with its guarantee."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(words: list[str]) -> int:
 
 
 def _require_auto(options: argparse.Namespace) -> None:
-    """What belongs to --auto needs it, and it needs them."""
+    """Require --auto for the options that belong to it, and these options for --auto."""
     given = [name for name in ("epsilon", "delta", "records", "minutes", "test_data") if vars(options)[name] is not None]
     if given and not options.auto:
         raise UsageError(
@@ -76,7 +76,7 @@ def _require_auto(options: argparse.Namespace) -> None:
 
 
 def _automatic(options: argparse.Namespace) -> Recipe:
-    """The recipe that the codebook leads to, with single values changed where asked."""
+    """The recipe derived from the codebook, with single values changed if requested."""
     from hushgrad.recipes import Recipe
     from hushgrad.recipes.recipe_file import changed
 
@@ -91,7 +91,7 @@ def _automatic(options: argparse.Namespace) -> Recipe:
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
-    """What ``--secure`` and ``--by`` change."""
+    """The changes that ``--secure`` and ``--by`` make to a recipe."""
     by = [] if options.by is None else [f"run.by={quoted(options.by)}"]
     return [*(["plan.secure=true"] if options.secure else []), *by]
 

@@ -40,7 +40,7 @@ def _parser() -> Parser:
 
 
 def run(words: list[str]) -> int:
-    """Search, or say what it would cost; see ``hushgrad tune --help``."""
+    """Search, or report what a search would cost; see ``hushgrad tune --help``."""
     options = _parser().parse(words)
     _require_sense(options)
     if options.dry and options.recipe is None and options.epsilon is not None:
@@ -88,7 +88,7 @@ def _shape(word: str | None) -> float | None:
 
 
 def _answer(options: argparse.Namespace) -> int:
-    """What a search costs whose trials are Gaussian mechanisms of the given epsilon: needs no torch."""
+    """The cost of a search whose trials are Gaussian mechanisms of the given epsilon; needs no torch."""
     from hushgrad.accounting import calibrate
     from hushgrad.events import Gaussian
     from hushgrad.tuning import Stopping, calibrated_noise, tuning_cost

@@ -1,4 +1,4 @@
-"""Experiments: the results of the source papers, each one reproducible by a command.
+"""Experiments: the results of the source papers, each reproducible by a command.
 
 ``hushgrad reproduce NAME`` runs one and writes its claims with verdicts, a picture and tables. An experiment is one file with a
 function from :class:`Context` to :class:`Findings`, and one entry in ``experiments.toml``.

@@ -1,8 +1,8 @@
-"""What an experiment is, and what it finds: frozen values, standard library only (``hushgrad reproduce --list`` costs no torch).
+"""Experiments and their findings: frozen values, standard library only (``hushgrad reproduce --list`` does not import torch).
 
 An experiment is a function from a :class:`Context` (how much work, which seed, which data) to :class:`Findings` (claims with
-verdicts, tables, the numbers behind a picture, and how to draw it). What the sources say stands in ``claims.toml``, and writing files is
-the frame's business.
+verdicts, tables, the numbers behind a picture, and how to draw it). The claims of the sources are in ``claims.toml``, and
+:mod:`hushgrad.experiments.frame` writes the files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BETTER = {"equal": "=", "at most": "≤", "at least": "≥"}
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One statement of a source beside what was found; the verdict follows from the numbers alone.
+    """A claim of a source next to what was found; the verdict follows from the numbers alone.
 
     ``expected`` is the printed value and ``relation`` how the finding should lie to it ("equal", "at most", "at least", within
     the absolute ``tolerance``). An inequality whose finding has a ``stderr`` must be met, and is broken, beyond two standard errors:
@@ -77,7 +77,7 @@ class Claim:
 
     @property
     def _agreement(self) -> float:
-        """How far the finding lies on the claimed side, not negative if it agrees; a NaN agrees with nothing."""
+        """How far the finding is on the claimed side, not negative if it agrees; NaN never agrees."""
         if self.found == self.expected:
             return self.tolerance
         if self.relation == "at most":
@@ -103,7 +103,7 @@ class Claim:
 
 
 class Stated:
-    """The claims of one experiment, as ``claims.toml`` has them: each becomes a :class:`Claim` with what was found.
+    """The claims of one experiment from ``claims.toml``: each becomes a :class:`Claim` with what was found.
 
     >>> Stated("tree")("nodes of a prefix", 4.0, expected=4.0).verdict
     'holds'
@@ -113,7 +113,7 @@ class Stated:
         self._claims: dict[str, dict[str, Any]] = tables("claims.toml")[experiment]
 
     def __call__(self, name: str, found: float, /, **told: Any) -> Claim:
-        """The claim of this name: ``told`` are fields that had to be computed, and the words that its sentences have in braces."""
+        """The claim of this name; ``told`` are computed fields, and the words that its sentences have in braces."""
         stated = self._claims[name]
         fields = {key: value for key, value in told.items() if key in Claim.__dataclass_fields__}
         words = {key: value for key, value in told.items() if key not in fields}
@@ -128,7 +128,7 @@ class Stated:
 
 @cache
 def tables(name: str) -> dict[str, Any]:
-    """What one of this room's TOML files says."""
+    """The content of one of this package's TOML files."""
     return _check.toml(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
@@ -148,7 +148,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What an experiment found. ``draw`` fills a matplotlib figure; ``caption`` says what it shows, units included."""
+    """The findings of an experiment. ``draw`` fills a matplotlib figure; ``caption`` describes it, including units."""
 
     claims: tuple[Claim, ...]
     tables: tuple[Table, ...]
@@ -163,9 +163,9 @@ def _untracked(items: Sequence[T], about: str) -> Iterable[T]:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """How to run: ``quick`` for a small form on embedded data, ``seed`` of all randomness, ``data`` a folder of real data.
+    """How to run: ``quick`` for a small version on embedded data, ``seed`` of all randomness, ``data`` a folder of real data.
 
-    ``track(items, about)`` passes items on and shows progress, if somebody is watching.
+    ``track(items, about)`` yields items and shows progress on a terminal.
     """
 
     quick: bool = False
@@ -176,7 +176,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published result that a command repeats: its name, the document it is from, its claim, and where its code is.
+    """A published result that a command repeats: its name, its source, its claim, and where its code is.
 
     ``code`` is "module:function" inside this room, imported when it is run. ``heavy`` experiments train models for minutes;
     ``--all --quick`` runs their quick forms too. ``again`` names the experiment of which this one is the second look: claims that
@@ -191,7 +191,7 @@ class Experiment:
     again: str = ""
 
     def run(self, context: Context) -> Findings:
-        """Do it."""
+        """Run the experiment."""
         module, function = self.code.split(":")
         run: Callable[[Context], Findings] = vars(importlib.import_module(f"hushgrad.experiments.{module}"))[function]
         return run(context)

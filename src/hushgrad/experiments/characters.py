@@ -22,7 +22,7 @@ _NUMBER = {character: number for number, character in enumerate(ALPHABET)}
 
 
 def encoded(words: str) -> Tensor:
-    """Numbers of the characters; what is not in the alphabet becomes a space.
+    """The numbers of the characters; a character outside the alphabet becomes a space.
 
     >>> encoded("ab é").tolist()
     [66, 67, 1, 1]
@@ -31,7 +31,7 @@ def encoded(words: str) -> Tensor:
 
 
 def windows(words: str, length: int) -> Tensor:
-    """Pieces of ``length`` + 1 characters that do not overlap: a model reads all but the last and predicts all but the first."""
+    """Pieces of ``length`` + 1 characters without overlap: a model reads all but the last and predicts all but the first."""
     ids = encoded(words)
     count = len(ids) // (length + 1)
     return ids[: count * (length + 1)].view(count, length + 1)
@@ -45,7 +45,7 @@ def text(context: Context) -> str:
 
 
 def speeches(context: Context) -> dict[str, str]:
-    """What each speaker says; in the quick form invented speakers, who each say some of the embedded verses."""
+    """The text of each speaker; in the quick version invented speakers who each say some of the embedded verses."""
     if context.quick:
         rng = random.Random(1)
         return {f"speaker {i}": "\n".join(rng.sample(VERSES, 6)) for i in range(300)}

@@ -1,7 +1,7 @@
 """CIFAR-10: independent, correlated and denoised noise over epsilon, on features that use no private data.
 
-The slides train a convolutional net on graphics cards. What they claim is the order of the methods, and for that a linear model on
-public features (oriented gradients and coarse colours) serves as well: it trains in a second, so every method gets its own step size.
+The slides train a convolutional net on GPUs. They claim an order of the methods, and to test that a linear model on
+public features (oriented gradients and coarse colours) is enough: it trains in a second, so every method gets its own step size.
 """
 
 from __future__ import annotations
@@ -123,17 +123,17 @@ def run(context: Context) -> Findings:
 
 
 def again(context: Context) -> Findings:
-    """The second look at correlated noise at epsilon 16."""
+    """The second evaluation of correlated noise at epsilon 16, on fresh seeds."""
     return _second(context, _AGAIN, _correlated)
 
 
 def third(context: Context) -> Findings:
-    """The third look at correlated noise at epsilon 16."""
+    """The third evaluation of correlated noise at epsilon 16, on fresh seeds."""
     return _second(context, _THIRD, _correlated, fresh=FRESHER)
 
 
 def denoised_again(context: Context) -> Findings:
-    """The second look at DiSK at epsilon 1."""
+    """The second evaluation of DiSK at epsilon 1, on fresh seeds."""
     return _second(context, _DENOISED_AGAIN, _denoising)
 
 

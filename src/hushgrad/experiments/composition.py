@@ -1,4 +1,4 @@
-"""Composition: every theorem of the lectures on one and the same mechanism, and what the lectures' side remarks are worth.
+"""Composition: every theorem of the lectures on one mechanism, and the lectures' side remarks.
 
 The mechanism is Laplace noise of scale 10 on a query of sensitivity 1: 0.1-DP, so that the theorems for "any 0.1-DP mechanism"
 (basic, advanced, optimal, zCDP) and the accountants that know the mechanism (RDP, PLD) answer the same question.

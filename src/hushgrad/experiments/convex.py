@@ -1,4 +1,4 @@
-"""A small convex problem and the lecture's four private solvers for it, in plain numpy: what the risk bounds speak about.
+"""A small convex problem and the lecture's four private solvers for it, in plain numpy: the setting of the risk bounds.
 
 Logistic loss on rows of norm at most 1 (so it is 1-Lipschitz and 1/4-smooth), over the ball of radius 1 (diameter D = 2). Neighbours
 replace one row. Every method's noise follows from a printed theorem; its bound is the printed proof with its constants kept.
@@ -96,7 +96,7 @@ def _gd_plan(task: Task, *, tight: bool) -> tuple[int, float]:
 
 
 def bound(method: str, task: Task) -> float:
-    """What the method's theorem promises for the expected excess risk, and never more than L D."""
+    """The theorem's bound on the expected excess risk of the method, at most L D."""
     if method == "output perturbation":
         value = output_bound(task)[0]
     elif method == "objective perturbation":

@@ -1,4 +1,4 @@
-"""The frame: run an experiment, and write what it found as JSON, as a picture and as Markdown."""
+"""Runs an experiment and writes its findings as JSON, as a picture and as Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIGNS = {"equal": "", "at most": "≤ ", "at least": "≥ "}
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An experiment that was run: its findings and what it took."""
+    """An experiment that was run: its findings, time and settings."""
 
     experiment: Experiment
     context: Context
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        """The words that repeat it."""
+        """The command that repeats it."""
         words = ["hushgrad reproduce", self.experiment.name, *(["--quick"] if self.context.quick else [])]
         words += [] if self.context.data is None else ["--data data"]  # wherever they lie on this machine
         return " ".join([*words, *([f"--seed {self.context.seed}"] if self.context.seed else [])])
@@ -112,7 +112,7 @@ def write_pages(outcome: Outcome, docs: Path) -> None:
 
 
 def summary(folder: Path) -> str:
-    """The overview page: every claim of every experiment whose numbers are in ``folder``, errors of the sources apart."""
+    """The overview page: every claim of every experiment whose numbers are in ``folder``, with errors of the sources listed separately."""
     files = [folder / f"{experiment.name}.json" for experiment in EXPERIMENTS]
     results = [_check.parsed(file.read_text()) for file in files if file.exists()]
     claims = _latest([(result["experiment"], claim) for result in results for claim in result["claims"]])
@@ -154,7 +154,7 @@ def summary(folder: Path) -> str:
 
 
 def _latest(claims: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    """All claims but those that were undecided and have a second look."""
+    """All claims except undecided ones that were evaluated again."""
     again = {experiment.name: experiment.again for experiment in EXPERIMENTS if experiment.again}
     looked = {(again[name], claim["says"]) for name, claim in claims if name in again}
     return [(name, claim) for name, claim in claims if claim["verdict"] != UNDECIDED or (name, claim["says"]) not in looked]
@@ -242,7 +242,7 @@ _DECIDED_BY = (
 
 
 def reason(experiment: str, claim: dict[str, Any]) -> str:
-    """A sentence for a claim that does not hold, from the table above; of an undecided one also what would decide it."""
+    """A sentence for a claim that does not hold, from the table above; for an undecided one also what would decide it."""
     if claim["verdict"] not in (REFUTED, UNDECIDED):
         return ""
     known = _REASONS if claim["verdict"] == REFUTED else _DECIDED_BY

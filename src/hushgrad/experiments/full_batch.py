@@ -1,4 +1,4 @@
-"""Full-batch private gradient descent of linear classifiers, many runs at once: one pass over the data serves them all.
+"""Full-batch private gradient descent of linear classifiers, many runs at once in one pass over the data.
 
 The norm of an example's gradient is ‖p - y‖ ‖x‖, so clipping per example costs nothing. The noise is given, and calibrated by a plan.
 """

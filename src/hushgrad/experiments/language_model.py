@@ -112,7 +112,7 @@ def run(context: Context) -> Findings:
 
 
 def again(context: Context) -> Findings:
-    """The second look at epsilon 16."""
+    """The second evaluation at epsilon 16, on fresh seeds."""
     size, (better, worse, seeds) = (_QUICK, _QUICK_AGAIN) if context.quick else (_FULL, _AGAIN)
     train, _, test = _split(context, size)
 
@@ -196,7 +196,7 @@ def _cell(values: list[float]) -> str:
 
 
 def _beats(better: Sequence[float], worse: Sequence[float], epsilon: float) -> Claim:
-    """DP-FTRL against DP-SGD, seed by seed: a seed gives both the same first weights, batches and draws of noise."""
+    """DP-FTRL against DP-SGD, paired by seed: a seed gives both the same initial weights, batches and draws of noise."""
     expected, error = mean_and_error(worse)[0], gain(better, worse)[1]
     return claim("DP-FTRL", mean_and_error(better)[0], expected=expected, stderr=error, epsilon=at_most(epsilon, 6))
 

@@ -1,6 +1,6 @@
-"""Figure 2 of DP-LSSGD: what Laplacian smoothing does to a noisy sine and to a noisy picture, with the errors beside it.
+"""Figure 2 of DP-LSSGD: the effect of Laplacian smoothing on a noisy sine and a noisy picture, with the errors.
 
-The paper flattens the picture row by row and smooths it as one long vector (σ = 100); beside it stands the same picture smoothed
+The paper flattens the picture row by row and smooths it as one long vector (σ = 100). It is compared with the same picture smoothed
 on its own grid, which needs a tenth of σ. Errors are averaged over many draws of the noise, and each has its prediction: a bias
 from the operator's eigenvalue at the signal's frequency, and the share of the noise's variance that the operator leaves.
 

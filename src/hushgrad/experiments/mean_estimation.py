@@ -1,6 +1,6 @@
 """Mean estimation in one dimension: independent noise, damped anti-PGD, nu-FTRL and the optimum, in closed form and simulated.
 
-Only the privacy noise is looked at: the data's own term eta sigma²/(2 - eta) is the same for all of them and is left out.
+Only the privacy noise is considered: the data's own term eta sigma²/(2 - eta) is the same for all of them and is left out.
 """
 
 from __future__ import annotations

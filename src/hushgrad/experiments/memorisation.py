@@ -1,4 +1,4 @@
-"""Secret Sharer: random secrets are planted in the training text; does the trained model know them better than chance?"""
+"""Secret Sharer: random secrets are planted in the training text. Does the trained model know them better than chance?"""
 
 from __future__ import annotations
 

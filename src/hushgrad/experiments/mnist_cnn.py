@@ -77,7 +77,7 @@ Results = dict[Any, list[float]]
 
 
 class _Measured(NamedTuple):
-    """All that the runs gave: accuracies by (method, epsilon), by (method, step size), and the validation's."""
+    """All results of the runs: accuracies by (method, epsilon), by (method, step size), and those of validation."""
 
     results: Results
     unstable: Results
@@ -92,7 +92,7 @@ def run(context: Context) -> Findings:
 
 
 def again(context: Context) -> Findings:
-    """The second look: smoothing at epsilon 2, and what privacy costs."""
+    """The second evaluation, on fresh seeds: smoothing at epsilon 2, and the cost of privacy."""
     data = DATA["digits"]() if context.quick else real_data(context, "mnist")
     size = _QUICK if context.quick else _FULL
 
@@ -175,7 +175,7 @@ def _chosen(tried: dict[tuple[str, float], float]) -> dict[str, float]:
 
 
 def _rows(size: _Size, tried: dict[tuple[str, float], float]) -> list[tuple[Any, ...]]:
-    """For a table: the search for step sizes."""
+    """Table rows of the search for step sizes."""
     middle, chosen = size.epsilons[len(size.epsilons) // 2], _chosen(tried)
     return [
         (m, middle, rate * _ADAM if METHODS[m].adaptive else rate, value, "chosen" if chosen[m] == rate else "")
@@ -229,7 +229,7 @@ def _claims(context: Context, size: _Size, results: Results, unstable: Results) 
 
 
 def _stability_claim(size: _Size, unstable: Results) -> Claim:
-    """At the largest step size where a method still learns; where none does, the finding is no number, and agrees with nothing."""
+    """The claim at the largest step size at which a method still learns; if none does, the finding is NaN and never agrees."""
     both = {
         rate: tuple(mean_and_error(unstable[method, rate])[0] for method in ("DP-SGD", "DP-LSSGD")) for rate in size.large_rates
     }

@@ -1,4 +1,4 @@
-"""Table 2 and figure 4 of DP-LSSGD (logistic regression on MNIST), honestly re-run, beside what a modern recipe reaches."""
+"""Table 2 and figure 4 of DP-LSSGD (logistic regression on MNIST), re-run with a valid guarantee, next to a modern recipe."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Job = tuple[tuple[float, float, float], int]
 
 
 class _Measured(NamedTuple):
-    """All that the runs gave: accuracies of the paper's recipe and of the best, the noise by epsilon, the validation's rows."""
+    """All results of the runs: accuracies of the paper's recipe and of the best, the noise by epsilon, and validation rows."""
 
     paper: Results
     best: Results

@@ -23,7 +23,7 @@ _TABLE2 = {0.3: (81.74, 85.11, 0.1162), 0.2: (78.92, 82.22, 0.1739), 0.1: (73.49
 
 
 def table2(epsilon: float, sigma: float) -> float:
-    """What the paper prints."""
+    """The figures printed in the paper."""
     return _TABLE2[epsilon][0 if sigma == 0 else 1]
 
 

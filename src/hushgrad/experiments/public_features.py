@@ -15,7 +15,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
 
 def centred(images: Tensor) -> Tensor:
-    """Pixels of each image, its own mean taken away, scaled to norm 1.
+    """Pixels of each image minus its own mean, scaled to norm 1.
 
     >>> centred(torch.tensor([[[[0.0, 0.0], [1.0, 1.0]]]]))
     tensor([[-0.5000, -0.5000,  0.5000,  0.5000]])

@@ -1,4 +1,4 @@
-"""All experiments: one file, and one entry in ``experiments.toml``, make one."""
+"""All experiments: each is one file and one entry in ``experiments.toml``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Testing: the conformance checks of every room, public, for your own mechanisms, rules, samplers and accountants too.
+"""Testing: public conformance checks of every package, also for your own mechanisms, rules, samplers and accountants.
 
-Each ``check_*`` function raises ``AssertionError`` with one sentence that says what does not hold, and ``assert_private`` does so
-where a claimed (epsilon, delta) is refuted by an attack; ``worst_record`` searches for the record that moves a sum most. hushgrad's own
-tests run them over everything in each room's ``__all__``, so a new part is tested the moment it has its import line:
+Each ``check_*`` function raises ``AssertionError`` with one sentence that says what does not hold. ``assert_private`` does so
+if an attack refutes a claimed (epsilon, delta); ``worst_record`` searches for the record that moves a sum most. hushgrad's own
+tests run them over everything in each package's ``__all__``, so a new part is tested as soon as it is imported there:
 
     for name in testing.members(hushgrad.noise, hushgrad.noise.Mechanism): ...
 """
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def members(room: ModuleType, family: type) -> dict[str, type]:
-    """The concrete classes of ``family`` that ``room`` makes public, by name.
+    """The public concrete subclasses of ``family`` in ``room``, by name.
 
     >>> from hushgrad import events
     >>> sorted(members(events, events.Participation))[:2]

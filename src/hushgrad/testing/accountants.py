@@ -1,7 +1,7 @@
 """Conformance of accountants: ``check_accountant(MyAccountant())``.
 
-What every accountant must keep, whatever its method: nothing costs nothing, no privacy costs everything, a count is a count,
-more noise never costs more, and no answer lies below a truth that is known in closed form.
+Laws for every accountant, whatever its method: no release costs nothing, a release without noise costs infinity, counts multiply,
+more noise never costs more, and no answer is below a known exact value.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ EVENTS: tuple[Event, ...] = (
 
 @dataclass(frozen=True)
 class _Unheard(Event):
-    """An event that no accountant can know."""
+    """An event that no accountant knows."""
 
 
 def check_accountant(accountant: Accountant, *, delta: float = _DELTA, events: tuple[Event, ...] = EVENTS) -> None:
-    """Raise AssertionError, with one sentence, where ``accountant`` breaks a law that every accountant keeps.
+    """Raise AssertionError, with one sentence, if ``accountant`` breaks a law that holds for every accountant.
 
     Args:
         accountant: the one to check.
@@ -79,7 +79,7 @@ def check_accountant(accountant: Accountant, *, delta: float = _DELTA, events: t
     >>> from hushgrad.accounting import GDP
     >>> check_accountant(GDP())
 
-    Events of which the accountant says ``NoTheorem`` are skipped; at least one must be analysed.
+    Events for which the accountant raises ``NoTheorem`` are skipped; at least one must be analysed.
     """
     ask = _Asker(accountant, delta)
     _check_ends(ask)
@@ -123,7 +123,7 @@ def _analysed(ask: _Asker, events: tuple[Event, ...]) -> Iterator[tuple[Event, R
 
 
 def _check_ends(ask: _Asker) -> None:
-    """Nothing is free, no privacy is infinite, the unknown is refused."""
+    """No release costs nothing, no privacy costs infinity, an unknown event is refused."""
     for nothing in (Compose(()), Repeat(Gaussian(1.0), 0), Repeat(NonPrivate(), 0)):
         assert ask.epsilon(nothing) == 0.0, f"{ask} charges for {nothing!r}, which is doing nothing"
     for lost in (NonPrivate(), Unanalysed("unknown"), NonPrivate() * 3, NonPrivate().sampled(rate=0.1)):
@@ -133,7 +133,7 @@ def _check_ends(ask: _Asker) -> None:
 
 
 def _check_counts(ask: _Asker, event: Event, relation: Relation) -> None:
-    """A count is a count, however it is written."""
+    """Repetitions cost the same in whatever form they are written."""
     one, many = ask.epsilon(event, relation), ask.epsilon(event * 12, relation)
     listed = ask.epsilon(Compose([event] * 12), relation)
     assert _same(many, listed), f"{ask} gives {many} for 12 x ({event}) and {listed} when they are listed"
@@ -146,7 +146,7 @@ def _check_counts(ask: _Asker, event: Event, relation: Relation) -> None:
 
 
 def _check_answers(ask: _Asker, event: Event, relation: Relation) -> None:
-    """Epsilon and delta are numbers, fit together, and fall in each other."""
+    """Epsilon and delta are numbers, are consistent, and each falls as the other grows."""
     loss = ask.accountant.loss(event * 4, relation)
     epsilons = [loss.epsilon(d) for d in (1e-9, 1e-7, ask.delta, 1e-3)]
     assert all(e >= 0.0 for e in epsilons), f"{ask} gives an epsilon that is no number of at least 0 for {event}: {epsilons}"
@@ -186,7 +186,7 @@ def _check_monotone(ask: _Asker) -> None:
 
 
 def _check_truths(ask: _Asker) -> None:
-    """No answer below what is known exactly (or, for sampled Gaussians, to nine digits)."""
+    """No answer is below what is known exactly (or, for sampled Gaussians, to nine digits)."""
     for sigma, steps in ((0.5, 1), (1.0, 1), (10.0, 100), (300.0, 50)):
         _not_below(ask, Gaussian(sigma) * steps, gaussian_epsilon(math.sqrt(steps) / sigma, ask.delta) * (1.0 - 1e-9))
     for sigma, rate, steps in ((1.1, 0.01, 1000), (0.7, 0.004, 2000), (5.0, 0.2, 300)):

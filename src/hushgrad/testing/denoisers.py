@@ -1,4 +1,4 @@
-"""Conformance of denoisers: fresh tensors, honest state, exact resume; and what Laplacian smoothing and DiSK must compute."""
+"""Conformance of denoisers: fresh tensors, complete state, exact resume; and the definitions of Laplacian smoothing and DiSK."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _norm(tensors: dict[str, Tensor]) -> float:
 
 
 def check_denoiser(denoiser: Denoiser) -> None:
-    """Raise AssertionError unless ``denoiser`` keeps the promises of the room.
+    """Raise AssertionError unless ``denoiser`` keeps the contract of a denoiser.
 
     Its JSON form is itself; shapes and dtypes are kept; nothing that goes out aliases what came in or what is kept; the state
     holds tensors and numbers only and a run resumed from it continues bit for bit; its probes' coefficients sum to 1. If it
@@ -77,7 +77,7 @@ def _check_shapes(denoiser: Denoiser, dtype: torch.dtype) -> None:
 
 
 def _check_fresh(denoiser: Denoiser, dtype: torch.dtype) -> None:
-    """Write into everything that the denoiser was given or gave away, and see that its next outputs do not notice."""
+    """Write into everything that the denoiser was given or returned, and check that its next outputs do not change."""
     clean: dict[str, Any] = {}
     soiled: dict[str, Any] = {}
     for step in range(4):
@@ -221,7 +221,7 @@ class _Problem:
 
 
 def _disk_loop(kappa: float, gamma: float, steps: int) -> list[dict[str, Tensor]]:
-    """The algorithm as its paper prints it, one example at a time, with no code of the room."""
+    """The algorithm as printed in its paper, one example at a time, without library code."""
     problem = _Problem()
     x, filtered, path = dict(problem.start), None, []
     d = {name: torch.zeros_like(p) for name, p in x.items()}
@@ -242,7 +242,7 @@ def _disk_loop(kappa: float, gamma: float, steps: int) -> list[dict[str, Tensor]
 
 
 def _denoiser_loop(denoiser: Denoiser, steps: int) -> list[dict[str, Tensor]]:
-    """The same run through ``probes`` and ``__call__``, as the engine makes it."""
+    """The same run through ``probes`` and ``__call__``, as training does it."""
     problem = _Problem()
     x, state, path = dict(problem.start), {}, []  # type: ignore[var-annotated]
     for step in range(steps):

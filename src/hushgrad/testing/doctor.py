@@ -1,4 +1,4 @@
-"""What ``hushgrad doctor`` asks of a machine: are the bits right, does a step wait, how many launches, how long beside others."""
+"""The measurements of ``hushgrad doctor``: correct bits, waits and launches of a step, and its time next to other libraries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Step = Callable[[], None]
 
 
 def machine() -> dict[str, Any]:
-    """Versions, and the device that is measured: CUDA where there is one, else the processor."""
+    """Versions, and the measured device: CUDA if there is one, otherwise the CPU."""
     there = torch.cuda.is_available()
     return {
         "torch": torch.__version__,
@@ -54,7 +54,7 @@ def _version(name: str) -> str | None:
 
 
 def bits() -> dict[str, str]:
-    """Whether each kernel gives the reference's bits: "equal", "other", or why it was not asked."""
+    """Whether each kernel gives the reference's bits: "equal", "other", or why it was not tested."""
     return {"C library, AES-256": _library(), "C library, ChaCha20": _chacha(), "Triton kernel, ChaCha20": _triton()}
 
 
@@ -106,7 +106,7 @@ def _triton() -> str:
 
 
 def counts() -> dict[str, dict[str, int]]:
-    """Launches, waits and bytes of a private step on the pretend device, and launches of an ordinary one."""
+    """Launches, waits and bytes of a private step on the simulated device, and launches of an ordinary one."""
     found = {}
     for name in _CHECKED:
         meter, ordinary = private_step(MODELS[name]), ordinary_step(MODELS[name])
@@ -123,7 +123,7 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def ratios(seconds: float = 6.0) -> dict[str, dict[str, float | int | None]]:
-    """A whole step's time beside plain PyTorch's, hushgrad's and Opacus's in turns; the peak of memory; waits that torch reports.
+    """The time of a whole step relative to plain PyTorch, for hushgrad and Opacus in turns; peak memory; waits that torch reports.
 
     Args:
         seconds: that each model is measured for, at most (three rounds at least).
@@ -226,7 +226,7 @@ _STEPS = 3  # the third is counted: states and constants are there by then, and 
 def private_step(
     sample: Callable[[int], Sample], *, batch: int = 8, users: bool = False, foreach: bool = True, **plan: Any
 ) -> Meter:
-    """What the third step of a private run does on the pretend device.
+    """What the third step of a private run does on the simulated device.
 
     Args:
         sample: makes the model and records.
@@ -263,7 +263,7 @@ def private_step(
 
 
 def ordinary_step(sample: Callable[[int], Sample], *, batch: int = 8, foreach: bool = True) -> Meter:
-    """What one step of an ordinary run does on the pretend device."""
+    """What one step of an ordinary run does on the simulated device."""
     torch.manual_seed(0)
     made = sample(batch)
     with pretend() as device:

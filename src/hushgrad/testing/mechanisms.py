@@ -115,7 +115,7 @@ def _check_sensitivity(mechanism: Mechanism, steps: int, who: Participation) -> 
 
 
 def _check_first_steps(mechanism: Mechanism, steps: int, who: Participation) -> None:
-    """The sensitivity for t steps covers the first t rows of the longer run: a ledger asks for it."""
+    """The sensitivity for t steps covers the first t rows of a longer run, which a ledger relies on."""
     C, N = mechanism.strategy(steps), mechanism.noising(steps)
     for t in (1, steps // 2, steps - 1):
         used = np.any(np.abs(N[:t]) > 1e-12, axis=0)

@@ -1,4 +1,4 @@
-"""The models that steps are counted and timed on: a perceptron, a small convolutional network, WRN-16-4, a transformer of four blocks."""
+"""The models on which steps are counted and timed: an MLP, a small CNN, WRN-16-4, a transformer of four blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS, _LENGTH = 2000, 64
 
 
 class Sample(NamedTuple):
-    """A model, records of the right form, and its loss."""
+    """A model, matching records, and its loss."""
 
     model: nn.Module
     x: Tensor
@@ -51,7 +51,7 @@ class _Wide(nn.Module):
 
 
 class _Attention(nn.Module):
-    """A block of a transformer that reads from left to right."""
+    """A block of a causal transformer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _Attention(nn.Module):
 
 
 class _Language(nn.Module):
-    """Four blocks over a vocabulary; the head may be the table."""
+    """Four blocks over a vocabulary; the head may be tied to the embedding."""
 
     def __init__(self, *, tied: bool = False, width: int = 128) -> None:
         super().__init__()

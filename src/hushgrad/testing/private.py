@@ -34,7 +34,7 @@ def assert_private(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> None:
-    """Raise AssertionError where the claim that ``mechanism`` is (``epsilon``, ``delta``)-DP is refuted.
+    """Raise AssertionError if the claim that ``mechanism`` is (``epsilon``, ``delta``)-DP is refuted.
 
     | ``mechanism`` | what is done |
     |---|---|

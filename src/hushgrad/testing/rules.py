@@ -1,4 +1,4 @@
-"""Conformance of layer rules: everything a rule says equals a loop of single-example backward passes."""
+"""Conformance of layer rules: norms and sums equal a loop of single-example backward passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects before and after the release: who is fetched, parts of batches, denoisers, averages, optimizers, tables, servers."""
+"""Defects before and after the release: records fetched, parts of batches, denoisers, averages, optimizers, tables, servers."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ _bare: dict[str, Tensor] = {}
 
 
 def _noised(right: Any, self: Release, step: int, sums: dict[str, Tensor], begun: dict[str, Tensor]) -> Any:
-    """The bare sums of a step are kept until the next one."""
+    """Keep the sums without noise of a step until the next one."""
     _bare.update({name: total.clone() for name, total in sums.items()})
     return right(self, step, sums, begun)
 
 
 def _remembering(owner: Any, method: str, name: str, *, bed: str = "layers") -> Callable[[Callable[..., Any]], Plant]:
-    """Register a method that is wrong because it uses the bare sums."""
+    """Register a method that is wrong because it uses the sums without noise."""
 
     def register(mistaken: Callable[..., Any]) -> Plant:
         @defect(name, law=COVERED, bed=bed)

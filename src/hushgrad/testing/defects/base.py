@@ -1,4 +1,4 @@
-"""What a planted defect is, and how one is put into the real objects and taken out again."""
+"""Planted defects: how they are put into the real objects and removed again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def defect(name: str, *, law: str, bed: str = "layers") -> Callable[[Plant], Pla
 
 
 def wrong(owner: Any, method: str, name: str, *, law: str, bed: str = "layers") -> Callable[[Callable[..., Any]], Plant]:
-    """Register a method that is wrong: it stands in the place of ``owner.method``, which it gets as its first argument."""
+    """Register a wrong method: it replaces ``owner.method``, which it gets as its first argument."""
 
     def register(mistaken: Callable[..., Any]) -> Plant:
         return defect(name, law=law, bed=bed)(lambda: replaced(owner, method, mistaken))
@@ -55,7 +55,7 @@ def replaced(owner: Any, method: str, mistaken: Callable[..., Any]) -> AbstractC
     """``owner.method`` is ``mistaken`` inside, with the right one as its first argument.
 
     Raises:
-        TypeError: where it takes other arguments than the right one: a defect that cannot be called would look like one that is caught.
+        TypeError: if its arguments differ from the right one's: a defect that cannot be called would look like one that is caught.
     """
     right = getattr(owner, method)
     taken = inspect.signature(mistaken).parameters
@@ -76,7 +76,7 @@ def patched(owner: Any, name: str, new: Any) -> Iterator[None]:
     """``owner.name`` is ``new`` inside.
 
     Raises:
-        AttributeError: where there is nothing of that name: a defect that changes nothing would look like one that is missed.
+        AttributeError: if there is nothing of that name: a defect that changes nothing would look like one that is missed.
     """
     inspect.getattr_static(owner, name)
     own, old = name in vars(owner), vars(owner).get(name)

@@ -1,4 +1,4 @@
-"""Defects of the batches: others than the accountant was told of."""
+"""Defects of the batches: they differ from what the accountant was told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs on which defects show: a model, its data, its optimizer, its loss and a plan, as a user would have them."""
+"""Small runs on which defects show: a model, its data, its optimizer, its loss and a plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _broad() -> nn.Module:
 
 
 class _Tied(nn.Module):
-    """A table whose transpose is the last layer."""
+    """An embedding table whose transpose is the last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Tied(nn.Module):
 
 
 class _Table(nn.Module):
-    """A table and a layer of its own behind it."""
+    """An embedding table followed by a separate layer."""
 
     def __init__(self, rows: int = 40) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Table(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Two layers with something between them that a defect may make look at the whole batch, or remember it."""
+    """Two layers with a function between them, which a defect may make depend on the whole batch or on earlier ones."""
 
     between: Callable[[nn.Module, Tensor], Tensor] = staticmethod(lambda module, h: h)
 
@@ -107,7 +107,7 @@ def _dpftrl(noise: Any) -> Plan:
 
 
 class _Adapted(nn.Module):
-    """A frozen layer and two small ones beside it: low-rank adaptation."""
+    """A frozen layer with a low-rank adapter."""
 
     def __init__(self, *, new: bool = False) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ def _(weights: Any, self: PerLayer, sq_norms: Tensor) -> Tensor:
 
 
 def _without(*names: str) -> Callable[..., dict[str, Tensor]]:
-    """Norms that leave out these parameters."""
+    """Norms without these parameters."""
 
     def measured(measure: Any, self: Any, record: Any) -> dict[str, Tensor]:
         return {name: value * 0 if name in names else value for name, value in measure(self, record).items()}

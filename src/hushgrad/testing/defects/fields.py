@@ -1,4 +1,4 @@
-"""Defects of the noise that look right number by number: reuse in disguise, shapes, drift, ways that few runs take."""
+"""Defects of the noise that look right number by number: hidden reuse, shapes, drift, rare code paths."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _(load: Any, self: Release, state: Any, steps: int) -> None:
 
 
 def zeroed(state: Any) -> Any:
-    """A saved state whose numbers are 0."""
+    """A saved state with all numbers set to 0."""
     if isinstance(state, Tensor):
         return torch.zeros_like(state) if state.is_floating_point() else state
     if isinstance(state, dict):

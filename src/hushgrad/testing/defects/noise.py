@@ -1,4 +1,4 @@
-"""Defects of the noise: too little, missing somewhere, used twice, of the wrong law."""
+"""Defects of the noise: too little, missing somewhere, used twice, of the wrong distribution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COVARIANCE = "the rows have the covariance that is accounted"
 
 
 def changed(name: str, *, law: str, bed: str = "layers") -> Callable[[Change], Plant]:
-    """Register a function that makes the row that is added from the right one."""
+    """Register a function that computes the added row from the right one."""
     return lambda change: defect(name, law=law, bed=bed)(lambda: _changed(change))
 
 
@@ -69,7 +69,7 @@ def again(name: str, source: Callable[[int], int], *, law: str = ONCE, bed: str 
 
 
 def rearranged(name: str, change: Callable[[Tensor], Tensor]) -> None:
-    """Register rows of which a number serves several coordinates."""
+    """Register rows in which one number serves several coordinates."""
     changed(name, law=OWN)(lambda release, step, noise: flat(noise, change))
 
 

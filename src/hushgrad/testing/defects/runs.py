@@ -1,4 +1,4 @@
-"""Defects around a step: examples that meet, and what reaches the parameters or the state beside the release."""
+"""Defects around a step: examples that influence each other, and leaks into parameters or state besides the release."""
 
 from __future__ import annotations
 

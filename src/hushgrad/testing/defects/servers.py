@@ -1,4 +1,4 @@
-"""Defects of a federated server: clients that are not clipped, noise that is not there, rounds after a restart."""
+"""Defects of a federated server: unclipped clients, missing noise, wrong rounds after a restart."""
 
 from __future__ import annotations
 

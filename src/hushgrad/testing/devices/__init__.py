@@ -1,8 +1,8 @@
-"""A pretend accelerator in main memory: what a private step would do on a real one, counted.
+"""A simulated accelerator in main memory: counts what a private step would do on a real one.
 
-Tensors on it hold ordinary numbers, refuse to meet tensors in main memory as a GPU's do, and every launch, wait, copy and byte is
-counted by the line that caused it. So a machine without any accelerator can show that a step runs on one, that it never waits, and how
-many launches it takes; it cannot show how long that lasts.
+Tensors on it hold ordinary numbers and, like a GPU's, refuse to meet tensors in main memory. Every launch, wait, copy and byte is
+counted by the line that caused it. So a machine without an accelerator can show that a step runs on one, that it never waits, and how
+many launches it takes; it cannot show how long they take.
 
     with pretend() as device:
         model = device.put(model)
@@ -85,13 +85,13 @@ class PretendDevice:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What happens inside is not counted: a test that looks."""
+        """Do not count what happens inside; for tests that inspect tensors."""
         with self.counting():
             yield
 
 
 class _Quiet(_DummyPrivateUse1Hook):
-    """An accelerator that nobody finds by looking for one: torch's own choice of a device stays what it was."""
+    """An accelerator that torch does not find by searching for one: its default device stays the same."""
 
     def is_available(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What happened on the pretend device, counted by the line that caused it."""
+"""Counts what happens on the simulated device, by the line that caused it."""
 
 from __future__ import annotations
 

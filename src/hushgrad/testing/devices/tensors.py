@@ -1,4 +1,4 @@
-"""Tensors that say they are on the pretend device, and what every operation on them does: refuse, count, compute in main memory."""
+"""Tensors of the simulated device: every operation on them is checked, counted and computed in main memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class WrongDevice(HushgradError, RuntimeError):
 
 
 class OnDevice(Tensor):
-    """A tensor that says it is on the pretend device; its numbers are in ``host``."""
+    """A tensor of the simulated device; its numbers are in ``host``."""
 
     host: Tensor
 
@@ -94,7 +94,7 @@ class OnDevice(Tensor):
         pass
 
     def tolist(self) -> Any:
-        """The host reads it."""
+        """Read by the host, which waits."""
         for meter in meters[-1:]:
             meter.waited("tolist")
         return self.host.tolist()
@@ -108,7 +108,7 @@ class OnDevice(Tensor):
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The memory of a tensor on the pretend device, shared; any other tensor as it is. For tests, which may look."""
+    """The memory of a tensor of the simulated device, shared; any other tensor unchanged. For tests, which may inspect it."""
     return tensor.host if isinstance(tensor, OnDevice) else tensor
 
 
@@ -177,14 +177,14 @@ def _count_copy(
 
 
 class Dispatch(TorchDispatchMode):
-    """Catches what is made on the device from nothing."""
+    """Intercepts the creation of tensors on the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
 
 class Functions(TorchFunctionMode):
-    """``torch.tensor`` makes its tensor behind the dispatcher's back."""
+    """Intercepts ``torch.tensor``, which creates its tensor without the dispatcher."""
 
     _FROM_NUMBERS: ClassVar = {torch.tensor, torch.as_tensor, Tensor.new_tensor}
 
