@@ -49,11 +49,19 @@ def frames_in(path: Path) -> Iterator[Frame]:
     return _frames(path.read_bytes())
 
 
+class _End(NamedTuple):
+    """Where the last whole frame ends, the checksum of the first one, which names the run's key, and that of all so far."""
+
+    size: int = 0
+    first: int = 0
+    checksum: int = zlib.crc32(_MAGIC)
+
+
 class Frames:
     """The file while it is open for writing."""
 
     def __init__(self, path: Path, *, new: bool) -> None:
-        self.path, self._checksum = path.resolve(), zlib.crc32(_MAGIC)
+        self.path = path.resolve()
         if new:
             path.unlink(missing_ok=True)
         self._file: int | None = _opened(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0))
@@ -65,12 +73,12 @@ class Frames:
                 "Wait for it or stop it."
             )
         self.place = Place(self.path, self._file)
-        self._size, self._begun, self._told = 0, 0, False
-        self._first = 0  # the checksum of the first frame, which names the run's key
+        self._end, self._torn = _End(), False  # torn: a write was interrupted, and may have left something behind the end
+        self._begun, self._told = 0, False
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
         if new:
-            self._write(_MAGIC)
+            self._write(_MAGIC, _End(len(_MAGIC)))
         else:
             self._read()
 
@@ -79,10 +87,10 @@ class Frames:
         self.there = list(_frames(data))
         if len(data) < len(_MAGIC):
             raise damaged()
-        good = self.there[-1].end if self.there else len(_MAGIC)
+        self._end = _End(len(_MAGIC))
         if self.there:
-            self._first, self._checksum = self.there[0].checksum, self.there[-1].checksum
-        self.rest, self._size = data[good:], good
+            self._end = _End(self.there[-1].end, self.there[0].checksum, self.there[-1].checksum)
+        self.rest = data[self._end.size :]
 
     def cut(self) -> None:
         """Remove what follows the last whole frame."""
@@ -91,20 +99,20 @@ class Frames:
     @property
     def known(self) -> Known:
         """What the folder knows about this run's file."""
-        return self.place.known(self._first)
+        return self.place.known(self._end.first)
 
     def is_touched(self, known: Known) -> bool:
         """Whether the file was changed after its last frame was written: restored, or its mode or the clock changed."""
-        return known.length == self._size and not 0 <= known.written - os.fstat(self._held()).st_ctime_ns < _A_MINUTE
+        return known.length == self._end.size and not 0 <= known.written - os.fstat(self._held()).st_ctime_ns < _A_MINUTE
 
     def is_put_back(self, known: Known) -> bool:
         """Whether the file is shorter than its folder knows: it was truncated, or replaced by an older one."""
-        return self._size < known.least
+        return self._end.size < known.least
 
     def claim(self, known: Known) -> bool:
         """Become the writer; returns whether the folder records it."""
         self._begun = known.begun
-        self.place.claim(self._first, known, self._size)
+        self.place.claim(self._end.first, known, self._end.size)
         self._told = self.place.told
         return self._told
 
@@ -137,22 +145,38 @@ class Frames:
             ArgumentError: if another process has claimed the folder. The frame is removed again.
         """
         head = bytes((kind,)) + content
-        checksum = zlib.crc32(head + text, self._checksum)
-        self._write(head + (checksum & 0xFFFF).to_bytes(2, "little") + text)
-        self._first, self._checksum = self._first or checksum, checksum
+        size, first, before = self._end
+        checksum = zlib.crc32(head + text, before)
+        data = head + (checksum & 0xFFFF).to_bytes(2, "little") + text
+        self._write(data, _End(size + len(data), first or checksum, checksum))
 
-    def _write(self, data: bytes) -> None:
-        """Write all of it or nothing: half a frame would hide those after it."""
-        file, size = self._file if self._file is not None else self._held(), self._size + len(data)
+    def _write(self, data: bytes, end: _End) -> None:
+        """Write all of it or nothing: half a frame would hide those after it.
+
+        An interrupt may come anywhere; what it leaves behind is removed by the next write.
+        """
+        file = self._file if self._file is not None else self._held()
+        if self._torn:
+            self._restore(file)
+        self._torn = True
         try:
             if os.write(file, data) != len(data):
                 raise _unwritable("the disk is full")
             if self.place.told:
-                self.place.grown(size)
+                self.place.grown(end.size)
         except (OSError, ArgumentError) as error:
-            os.ftruncate(file, self._size)
+            self._restore(file)
             raise error if isinstance(error, (StorageError, ArgumentError)) else _unwritable(error) from None
-        self._size = size
+        self._end = end
+        self._torn = False
+
+    def _restore(self, file: int) -> None:
+        """Remove what is behind the last whole frame."""
+        try:
+            os.ftruncate(file, self._end.size)
+        except OSError as error:
+            raise _unwritable(error) from None
+        self._torn = False
 
     def _held(self) -> int:
         if self._file is None:
@@ -173,7 +197,7 @@ class Frames:
             raise _unwritable(error) from None
         self._begun = max(begun, self._begun)
         if self.place.told:
-            self.place.flushed(self._size, self._begun)
+            self.place.flushed(self._end.size, self._begun)
 
 
 class Marks:

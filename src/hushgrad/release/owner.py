@@ -87,9 +87,7 @@ class Owner:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(
-                f"Expected to be able to write {str(self._path)!r}: {reason(error)}. Choose another folder."
-            ) from None
+            raise _unreadable(self._path, error) from None
         _here[str(self._path)] = self
 
     @property
@@ -103,6 +101,8 @@ class Owner:
             there = os.stat(self._place)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
         return there.st_ino == self._number[1] and there.st_dev == self._number[0]
 
     def require(self) -> None:
@@ -116,9 +116,13 @@ class Owner:
 
     def release(self) -> None:
         """Release the folder and remove the lock. In a forked process this only drops a copy."""
-        if self._process == os.getpid() and self.held:
-            self._path.unlink(missing_ok=True)
-        self._let_go()
+        try:
+            if self._process == os.getpid() and self.held:
+                self._path.unlink(missing_ok=True)
+        except StorageError:  # the disk does not answer; the lock ends with the file that is closed here
+            pass
+        finally:
+            self._let_go()
 
     def lend(self, close: Callable[[], None]) -> None:
         """Call ``close`` when the folder is released: closes a file that the owner alone writes, so that the next owner can."""
@@ -224,6 +228,12 @@ def forked() -> ArgumentError:
     return ArgumentError(
         "Expected a step in the process that began this run: a forked one has a copy of its key, and would release its noise a "
         "second time. Nothing was released; call make_private in the process that trains, and settle() lazy tables before a fork."
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"Expected to be able to write {str(path)!r}: {reason(error)}. Make it writable again, or choose another folder."
     )
 
 
