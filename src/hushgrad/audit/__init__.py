@@ -1,7 +1,7 @@
-"""Audit: an epsilon that has been attacked.
+"""Audit: attacks on private runs, which bound the true epsilon from below.
 
-An audit bounds the true epsilon from below. Beside the claimed upper bound it shows that the code does what the theorem says;
-it never proves privacy.
+A lower bound above the claimed epsilon refutes the claim. One close to it supports that the code does what the theorem says; an audit
+never proves privacy.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Auditor:
         for noise in (1.0, _FAR_TOO_SMALL):
             rates = self._simulated_rates(noise)
             allowed = np.clip(curve([r.false_alarms_up for r in rates]), 1e-9, 1 - 1e-9)
-            # In standard deviations, so that the middle of the curve is not preferred to its ends.
+            # In standard deviations, so that the middle of the curve has no advantage over its ends.
             depth = ndtri(allowed) - ndtri(np.clip([r.misses_up for r in rates], 1e-9, 1 - 1e-9))
             gates.append(rates[int(np.argmax(depth))].threshold)
             if noise == 1.0:
@@ -167,7 +167,7 @@ class Auditor:
         return [self._expected(ins, outs, float(t)) for t in tried]
 
     def _expected(self, ins: np.ndarray, outs: np.ndarray, threshold: float) -> ErrorRates:
-        """The bounds to expect at a threshold from as many canaries as there are."""
+        """The bounds to expect at a threshold for this number of canaries."""
         each = max(1, len(self.canaries) // 2)
         level = 1.0 - (1.0 - self.confidence) / 2.0
         alarms, misses = float((outs >= threshold).mean()), float((ins < threshold).mean())
@@ -241,7 +241,7 @@ class Auditor:
 
 
 def _first(plan: Plan, steps: int) -> Plan:
-    """The first steps of a plan with Poisson batches; any other as it is."""
+    """The first ``steps`` steps of a plan with Poisson batches; any other plan unchanged."""
     sampler = plan.sampler
     return replace(plan, sampler=replace(sampler, steps=steps), steps=steps) if isinstance(sampler, Poisson) else plan
 

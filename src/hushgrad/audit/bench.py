@@ -1,7 +1,7 @@
-"""The bench: somebody's own run, taken again under other keys, so that nothing of theirs is released, charged or changed.
+"""The bench: repeats a user's own run under other keys, so that nothing of the real run is released, charged or changed.
 
-The model and its optimizer are copies, the data, the loss, the plan and the way of every step are their own: ``make_private``, its
-loader, the passes of :func:`hushgrad.train.fit`, the release. A run on the bench may begin at any step.
+The model and its optimizer are copies; the data, the loss, the plan and the code path of every step are the user's own: ``make_private``,
+its loader, the passes of :func:`hushgrad.train.fit`, the release. A run on the bench may begin at any step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Loss = Callable[[nn.Module, Any], Tensor]  # the mean over the examples of a bat
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """One step of a run on the bench, for its owner's eyes: who took part, and what was released, times the batch size.
+    """One step of a run on the bench: its batch, and what was released, times the batch size. Not to be published.
 
     ``given`` is the gradient that the optimizer saw, ``clip`` and ``next_clip`` are the clippers of this step and of the next one,
     ``before`` and ``after`` the trainable parameters around the step, ``state`` and ``means`` what a denoiser and an average keep.
@@ -62,10 +62,10 @@ class Bench:
 
     Args:
         build: a fresh model and optimizer, as they are before ``make_private``; in runs of several processes, in every process.
-        whole: for a sharded model, how to build it whole: without it the layers and the releases are not looked at.
+        whole: for a sharded model, how to build it unsharded; without it the layers and the releases are not checked.
         plan: the plan.
         dataset: the run's own data.
-        loss_fn: as for :func:`hushgrad.train.fit`; or how a loop of another framework runs a batch.
+        loss_fn: as for :func:`hushgrad.train.fit`; or a ``Loop``, for loops of other frameworks.
         groups: each example's user, for a plan with ``unit="user"``.
         max_physical_batch: as for :func:`hushgrad.train.fit`.
         options: further options of ``make_private``.
@@ -83,7 +83,7 @@ class Bench:
     loader_options: Mapping[str, Any] = field(default_factory=dict)
 
     def plain(self) -> nn.Module:
-        """The model alone, without anything attached, every parameter whole."""
+        """The model with nothing attached and no parameter sharded."""
         return quiet(self.build()[0] if self.whole is None else self.whole())
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -94,7 +94,7 @@ class Bench:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a model to compare with."""
+        """Whether an unsharded model can be built to compare with."""
         return self.whole is not None or not any(is_sharded(p) for p in self.build()[0].parameters())
 
     @property
@@ -105,13 +105,13 @@ class Bench:
 
     @contextmanager
     def run(self, key: bytes, *, step: int = 0, size: int | None = None, shake: int | None = None) -> Iterator[Live]:
-        """A run whose state is that of a new one, but for what is given.
+        """A new run on the bench, as a context.
 
         Args:
             key: from which it draws.
-            step: where it goes on.
-            size: how many examples a part of a batch has.
-            shake: from which seed its first weights are moved, if they are.
+            step: the step at which it begins.
+            size: the size of micro-batches, if batches are split.
+            shake: seed with which its initial weights are perturbed, if given.
         """
         model, optimizer = self.build()
         if shake is not None:
@@ -126,7 +126,7 @@ class Bench:
 
     @contextmanager
     def resumed(self, live: Live) -> Iterator[Live]:
-        """The same run as it goes on after a restart: from what it saves, buffers of its noise included."""
+        """The same run after a restart from its saved state, including the buffers of its noise."""
         saved, weights = live.private.state_dict(with_key=True), live.private.model.state_dict()
         moments = copy.deepcopy(live.private.optimizer.state_dict())
         with self.run(live.private.key.secret) as again:
@@ -150,7 +150,7 @@ class Live:
         self._watch()
 
     def _watch(self) -> None:
-        """See what is released: as the optimizer is given it, and, where there is a denoiser, as that is."""
+        """Record what is released: the gradients that the optimizer receives and, if there is a denoiser, its input."""
         self.private.optimizer.register_step_pre_hook(self._note)
         place, inner = self.private.placement, self.private.placement.denoised
 
@@ -166,7 +166,7 @@ class Live:
         self._given = {name: whole(p.grad).clone() for name, p in params.items() if p.grad is not None}
 
     def steps(self, count: int, *, settle: bool = True) -> Iterator[Seen]:
-        """Take the next ``count`` steps; ``settle``: lazy tables get their noise before and after each."""
+        """Take the next ``count`` steps; ``settle``: lazy tables get their pending noise before and after each."""
         options = {"identity": "audit", **self.bench.loader_options}
         loader = iter(self.private.loader(self.bench.dataset, groups=self.bench.groups, **options))
         for _ in range(min(count, self.private.steps_allowed - self.private.steps)):
@@ -199,7 +199,7 @@ class Live:
         )
 
     def _lazy_moves(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The gradient of tables that plain SGD has moved without one: what they lost, divided by the learning rate."""
+        """The gradients of lazy tables, which plain SGD moves without ``p.grad``: their change divided by the learning rate."""
         rate = float(self.private.optimizer.param_groups[0].get("lr", 1.0))
         lazy = before.keys() - self._given.keys()
         return {name: (before[name].double() - after[name].double()) / rate for name in before if name in lazy}
@@ -215,10 +215,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def quiet(model: nn.Module) -> nn.Module:
-    """The model with torch's own dropout switched off: a gradient must be the same twice to be compared."""
+    """The model with torch's dropout layers switched off, so that gradients can be computed twice and compared."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0  # some modules read the rate, and loops put a model into training mode themselves
+            module.p = 0.0  # some modules read the rate, and some loops set training mode themselves
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
             module.dropout = 0.0
     return model
@@ -227,7 +227,7 @@ def quiet(model: nn.Module) -> nn.Module:
 def shaken(model: nn.Module, seed: int) -> None:
     """Move trained matrices and tables by normal noise of std 1 / (2 sqrt(inputs)).
 
-    Beside a factor of an adapter that is zero the other has no gradient, and no wrong norm shows. Vectors stay: some must be positive.
+    If one factor of an adapter is zero, the other has no gradient, and a wrong norm would not show. Vectors stay: some must be positive.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -238,27 +238,27 @@ def shaken(model: nn.Module, seed: int) -> None:
 
 
 def single(model: nn.Module) -> nn.Module:
-    """A model of half precision in single: its layers' rules are what is compared, and half a digit less of each would hide them."""
+    """The model in single precision if it is in half precision, whose rounding would hide errors of the layer rules."""
     return model.float() if any(p.dtype in HALVES for p in model.parameters()) else model
 
 
 def _jump(private: Private, step: int) -> None:
-    """Go on as if ``step`` steps had been taken: the way of a resumed run."""
+    """Continue as if ``step`` steps had been taken, as a resumed run does."""
     state = private.state_dict(with_key=True)
-    state.pop("noise", None)  # of another step: it is drawn again
+    state.pop("noise", None)  # belongs to another step; it is regenerated
     chain = private.journal.chain.hex()
     books = {**state["books"], "issued": step}
     private.load_state_dict({**state, "books": books, "journal": {"position": step, "chain": chain}})
 
 
 def copied(model: nn.Module, optimizer: Optimizer) -> Build:
-    """How to build copies of a model and its optimizer as they are now; hooks that hushgrad put on them are left behind."""
+    """A function that builds copies of a model and its optimizer as they are now, without hushgrad's hooks."""
 
     def build() -> tuple[nn.Module, Optimizer]:
         twin = _copied_model(model)
         twins = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
         groups = [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-        other = cast(Any, type(optimizer))(groups)  # a group holds every setting
+        other = cast(Any, type(optimizer))(groups)  # the groups hold every setting
         other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         return twin, other
 
@@ -286,7 +286,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 def row_std(plan: Plan, clip: Clipper) -> float:
-    """What a row is multiplied by before it is added to the sum, at this clip norm: the rest of an adaptive one's goes to its count."""
+    """The noise standard deviation of the sum at this clip norm; an adaptive clipper spends the rest of its noise on its count."""
     multiplier = float(plan.noise_multiplier or 0.0)
     if isinstance(clip, Adaptive):
         multiplier = clip.gradient_noise(multiplier)

@@ -81,7 +81,7 @@ def error_rates(inside: ArrayLike, outside: ArrayLike, *, threshold: float, conf
     (0.3333333333333333, 0.33)
     """
     ins, outs = _scores(inside=inside), _scores(outside=outside)
-    if np.isnan(threshold):  # every comparison with it is false, which would look like no error at all
+    if np.isnan(threshold):  # every comparison with NaN is false, which would look like an attack without errors
         _check.fail("threshold", threshold, "to be a number")
     alarms, misses = int((outs >= threshold).sum()), int((ins < threshold).sum())
     level = 1.0 - (1.0 - _check.between(0, 1, confidence=confidence)) / 2.0  # each of the two errors takes half
@@ -108,7 +108,7 @@ def split_rates(inside: ArrayLike, outside: ArrayLike, *, confidence: float = 0.
     (ins, ins_rest), (outs, outs_rest) = (_halves(_scores(x=x), rng) for x in (inside, outside))
     with np.errstate(invalid="ignore"):
         candidates = np.quantile(np.concatenate([ins, outs]), np.linspace(0.02, 0.98, 49))
-    # Between two infinite scores there is no number; they themselves are thresholds, too.
+    # Infinite scores have no midpoint, so scores themselves are candidate thresholds, too.
     candidates = np.where(np.isnan(candidates), np.inf, candidates)
     rates = [error_rates(ins, outs, threshold=float(t), confidence=confidence) for t in candidates]
     best = max(rates, key=mu_lower_bound)

@@ -1,4 +1,4 @@
-"""White-box checks of a canary run: does the code do what the theorem assumes? Sharper than any attack, and no bound on epsilon.
+"""White-box checks of a canary run: whether the code does what the theorem assumes. Sharper than an attack, but no bound on epsilon.
 
 The auditor knows which record took part when, so the noise, the contributions and the batches can be looked at one by one.
 Each check rejects correct code with probability of at most ``FALSE_ALARM``, by exact tails (chi-squared, Student, Kolmogorov-Smirnov)
@@ -25,7 +25,7 @@ FALSE_ALARM = 1e-4
 
 
 class _Finding(Value, family="finding"):
-    """Family of what an audit finds."""
+    """The family of audit results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class Check(_Finding):
 
 
 def noise_check(scorer: Scorer, released: Released, canaries: Canaries) -> Check:
-    """Whitened over time, what no canary moves must be independent standard normal numbers.
+    """Test that the noise, whitened over time and in directions that no canary moves, is independent standard normal.
 
     Four questions share the false-alarm rate: the variance of all, of each step, the correlation of each pair of steps, the
-    distribution of all (Kolmogorov-Smirnov). Together they know every row of the noise: its size, its order, its repetition.
+    distribution of all (Kolmogorov-Smirnov). Together they detect rows of the wrong size, in the wrong order, or repeated.
     """
     quiet = released.contrast if scorer.opposite else np.hstack([released.contrast, released.signal[:, ~canaries.members]])
     white = scorer.whitened(quiet)
@@ -84,7 +84,7 @@ def contribution_check(scorer: Scorer, released: Released, canaries: Canaries) -
 
 
 def fresh_noise_check(runs: list[np.ndarray]) -> Check:
-    """The first noise rows of runs with different keys must have nothing to do with each other."""
+    """Test that the first noise rows of runs with different keys are uncorrelated."""
     count = runs[0].size
     limit = min(0.9, 6.0 / np.sqrt(count))  # six standard deviations: 2e-9 per pair
     pairs = [abs(float(np.corrcoef(a, b)[0, 1])) for i, a in enumerate(runs) for b in runs[:i]]
@@ -94,7 +94,7 @@ def fresh_noise_check(runs: list[np.ndarray]) -> Check:
 
 
 def batches_check(how: events.Participation, present: np.ndarray) -> Check:
-    """Are the dealt batches those of the participation that the claim is made for?"""
+    """Test that the batches follow the participation for which the claim is made."""
     problem = _problem(how, present)
     seen = f"{present.shape[0]} batches of {present.sum(axis=1).mean():.1f} of {present.shape[1]} records on average"
     return Check(name="batches", passed=problem is None, seen=seen if problem is None else f"{seen}, {problem}")
@@ -144,7 +144,7 @@ def _(how: events.BallsInBins, present: np.ndarray) -> str | None:
 
 
 def _even(first: np.ndarray, bins: int, level: float) -> bool:
-    """Whether the bins that came by in one epoch, record by record, may be uniform and independent."""
+    """Whether the records' bins in one epoch are consistent with uniform, independent bins."""
     chance = min(bins, first.shape[1]) / bins
     return binomial_tail(int(first.sum()), len(first), chance) > level and meeting_tail(first) > level
 
@@ -156,7 +156,7 @@ def _(how: events.Poisson, present: np.ndarray) -> str | None:
     if binomial_tail(int(present.sum()), present.size, how.rate) < level:
         return f"although the rate is {how.rate:g}"
     if how.rate == 1.0:
-        return None  # everybody took part, or the count would have shown it
+        return None  # rate 1: everybody took part, or the count would have failed
     possible = np.arange(records + 1)
     spread = (possible - records * how.rate) ** 2 / (records * how.rate * (1.0 - how.rate))
     seen = float(spread[present.sum(axis=1)].sum())
@@ -196,7 +196,7 @@ def _(how: events.CyclicPoisson, present: np.ndarray) -> str | None:
 
 
 def _not_fresh(present: np.ndarray, level: float) -> str | None:
-    """Batches of given sizes must be subsets drawn afresh: they share records neither more nor less often than those."""
+    """Test that batches are independent uniform subsets: they share records neither more nor less often."""
     return "whose batches are not drawn afresh" if meeting_tail(present) < level else None
 
 

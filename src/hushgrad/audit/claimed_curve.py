@@ -1,4 +1,4 @@
-"""The claimed trade-off curve, analysed once and asked often."""
+"""The claimed trade-off curve, analysed once and evaluated often."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hushgrad.accounting import delta_curve, epsilon
 from hushgrad.events import Event, Relation
 
 _SMALLEST_DELTA = 1e-7  # an audit of thousands of canaries cannot see error rates below this
-_LARGEST_EPSILON = 40.0  # nor those that a larger one is about, e^-40
+_LARGEST_EPSILON = 40.0  # nor rates below e^-40
 
 
 class ClaimedCurve:
@@ -44,5 +44,5 @@ class ClaimedCurve:
 
 @lru_cache(maxsize=32)
 def claimed_curve(event: Event, relation: Relation) -> ClaimedCurve:
-    """The curve of an event, remembered: repeated audits of one plan analyse its claim once."""
+    """The curve of an event, cached: repeated audits of one plan analyse its claim once."""
     return ClaimedCurve(event, relation=relation)

@@ -1,4 +1,4 @@
-r"""Bounds from single steps, composed: what an auditor who owns the run may use where random batches hide its canaries.
+r"""Lower bounds on epsilon composed from single steps, for an auditor who owns the run, where random batches hide the canaries.
 
 A canary is in a batch of rate 1/250 too seldom for a whole run to tell. So the auditor puts canaries into batches of his choice, looks
 at the released sum of *each* step along each canary (in clip norms: y = x + s Z), measures the rate on the dealt batches by itself, and
@@ -53,7 +53,7 @@ class StepScores:
 
 
 def at_every_step(plan: Plan, steps: int) -> Plan:
-    """The same steps with everybody in each batch: a step's release by itself, without the secrecy of who takes part."""
+    """The same steps with full batches and independent noise: a single step's release, without amplification."""
     return replace(plan, sampler=FullBatch(steps=steps), steps=steps, noise=Independent())
 
 
@@ -129,7 +129,7 @@ def composed_bounds(plan: Plan, scores: StepScores, *, confidence: float, seed: 
 
 
 def _dealt(plan: Plan, seed: int) -> tuple[int, int]:
-    """(participations, how many there could be) of dealt batches: a million and a half of participations, or the whole plan's."""
+    """(participations, possible participations) of drawn batches: about 1.5 million participations, or all of the plan's."""
     how = plan.participation
     assert isinstance(how, Poisson)
     records = max(1, round(float(plan.batch_size) / how.rate))

@@ -1,4 +1,4 @@
-"""The deep audit: somebody's own run, with everything that its theorem assumes looked at one by one."""
+"""The deep audit: checks everything that the theorem assumes of a user's own run, one assumption at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hushgrad.train.fitting import LossFunction
 from hushgrad.train.loop import Loop
 from hushgrad.train.private import Private
 
-_FEW = 8  # examples that a search or a self-check is made on
+_FEW = 8  # examples for a search or a self-check
 
 
 def audit_private(
@@ -48,7 +48,7 @@ def audit_private(
     loader_options: Mapping[str, Any] | None = None,
     **audit: Any,
 ) -> DeepReport:
-    """The deep audit of a run that is attached: of copies of its model and optimizer, or of what ``build`` gives."""
+    """The deep audit of an attached run, on copies of its model and optimizer or on those that ``build`` returns."""
     if build is None and private.sharding is not None:
         raise ArgumentError("Expected build=: a sharded model cannot be copied. Give a function that builds model and optimizer.")
     bench = Bench(
@@ -75,7 +75,7 @@ def audit_run(
     key: bytes | None = None,
     journal: Sequence[bytes] = (),
 ) -> DeepReport:
-    """Audit one run on its bench: its layers, its noise, its batches, its releases, and a bound on epsilon made of these.
+    """Audit a run on its bench: its layers, noise, batches and releases, and a lower bound on epsilon from these.
 
     **What refutes.** A check that fails (each has a false-alarm rate of at most 1e-4, or is exact), a part that the library itself
     refuses, or a lower bound that exceeds the claim at a confidence of 0.9999. Nothing of the audited run is touched.
@@ -113,7 +113,7 @@ class _Audit(Parts):
     # The parts ---------------------------------------------------------------------------------------------------------
 
     def layers(self) -> None:
-        """Captured sums of the user's own layers against single passes."""
+        """Compare captured sums of the user's own layers with passes on single examples."""
         records, loss_fn = self._records(), self.bench.loss_fn
         if records is None or len(records[0]) != 2 or isinstance(loss_fn, Loop):
             self.notes.append("layers were compared in the releases only: a self-check takes (input, target)")
@@ -125,7 +125,7 @@ class _Audit(Parts):
         )
 
     def worst(self, tries: int) -> None:
-        """The record that moves the clipped sum of the user's own layers most."""
+        """Search for the record that moves the clipped sum of the user's own layers most."""
         records = self._records()
         if records is None:
             self.notes.append("no search for the worst record: the data are not tuples of tensors")
@@ -161,14 +161,14 @@ class _Audit(Parts):
             capture.detach()
 
     def releases(self, steps: int) -> None:
-        """Steps at the beginning, at the end and between, computed a second time."""
+        """Recompute steps at the beginning, at the end and in between."""
         key, found = self.key.secret, list[exact_check.Compared]()
         for first, count, size in self._stretches(steps):
             if first <= count or self._is_reachable(first):
                 found += exact_check.compare(self.bench, key, first=first, count=count, size=size)
             if first == 0 and self.journal:
                 self.checks.append(exact_check.journal_check(found, self.journal))
-        if self.bench.whole is None:  # and at other weights, one by one
+        if self.bench.whole is None:  # at perturbed weights, too
             found += exact_check.compare(self.bench, key, first=0, count=1, size=1, shake=self.seed)
         self.contribution = max(self.contribution, *(min(one.contribution, 1.0) for one in found))
         self.checks += exact_check.exact_checks(found)
@@ -178,7 +178,7 @@ class _Audit(Parts):
         self.checks += [] if debts is None else [debts]
 
     def _stretches(self, steps: int) -> list[tuple[int, int, int | None]]:
-        """(first step, how many, examples of a part): the first, the last, the smallest and the largest batch, one in parts."""
+        """(first step, count, micro-batch size) of the steps to compare: first, last, smallest and largest batch; one of them split."""
         plan, rng = self.bench.plan, np.random.default_rng([self.seed, 7])
         deal = plan.sampler.dealer(self.bench.records, Draws(self.key.sampling))
         some = np.unique(rng.integers(0, plan.steps, size=BATCHES)).tolist()
@@ -195,7 +195,7 @@ class _Audit(Parts):
         return size * step <= 4e8
 
     def noise(self) -> None:
-        """The noise as a field."""
+        """Test samples of the run's noise."""
         with self.bench.run(self.key.secret) as live:
             private = live.private
             self.field(draw_field(private.plan, private.placement, private._capture.scattered, seed=self.seed))
@@ -216,7 +216,7 @@ _TOLERANCE = 1e-3
 
 
 def debts_check(bench: Bench, key: bytes) -> Check | None:
-    """Rows that nobody reads in three steps have afterwards the noise of all three, at the last one's address; None without such tables."""
+    """Check that rows of lazy tables that three steps do not read have the noise of all three afterwards; None without such tables."""
     if not bench.options.get("lazy_tables"):
         return None
     model, worst, rows = bench.plain(), 0.0, 0
@@ -251,9 +251,9 @@ _SLACK = 1e-4
 
 
 def weights_check(clip: Clipper, names: Sequence[str], *, seed: int) -> Check:
-    """Whatever its norm and the size of its batch, no example weighs more than the sensitivity allows.
+    """Check that no example weighs more than the sensitivity allows, whatever its norm and its batch.
 
-    Norms from 0 over 1e150 clip norms to infinity and NaN, which must weigh nothing.
+    Norms range from 0 to 1e150 clip norms, and include infinity and NaN, which must weigh nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     groups, norm = clip.groups(list(names)), float(clip.sensitivity(Relation.ADD_REMOVE))
@@ -277,7 +277,7 @@ def weights_check(clip: Clipper, names: Sequence[str], *, seed: int) -> Check:
 
 
 def _weighed(clip: Clipper, squares: Tensor, *, grouped: bool) -> Iterator[Tensor]:
-    """The weights by each way that there is to them."""
+    """The weights by each code path that computes them."""
     yield clip.weights((squares if grouped else squares[:, 0]).clone()).double().reshape(squares.shape)
     if not grouped:
         yield clipped(clip, [squares[:, 0] / 4, squares[:, 0] / 4], 2.0).weights.double().reshape(squares.shape)

@@ -1,4 +1,4 @@
-"""What every deep audit has, of a run or of a server: parts that are tried one by one, noise, batches, a bound, a report."""
+"""The common part of deep audits of runs and of servers: checks of noise and batches, a lower bound, and the report."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hushgrad.release.keys import RunKey
 from hushgrad.sampling import Draws
 from hushgrad.train import Plan
 
-BATCHES = 200  # that are compared with another run's
-_TABLE = 20_000_000  # participations to look at
-_DEALT = 4000  # batches of many runs in which every record is counted
+BATCHES = 200  # batches that are compared with another run's
+_TABLE = 20_000_000  # largest table of steps x records
+_DEALT = 4000  # batches, over many runs, in which every record is counted
 _OWNER = "the attacker sees every released gradient, knows the model and all records but one, which is the worst one"
 
 
 class Parts:
-    """The parts of one deep audit, and what they have found so far."""
+    """Runs the parts of a deep audit and collects their results."""
 
     def __init__(self, plan: Plan, records: int, *, seed: int, key: RunKey) -> None:
         if not plan.noise_multiplier:
@@ -42,7 +42,7 @@ class Parts:
         self._present: np.ndarray = np.zeros((1, 1), dtype=bool)
 
     def part(self, name: str, run: Callable[[], None]) -> None:
-        """Run one part; what the library refuses, and a model that cannot be run on one example, are findings too."""
+        """Run one part; errors of the library, and of models that cannot process one example, become failed checks."""
         began = time.process_time()
         try:
             run()
@@ -53,12 +53,12 @@ class Parts:
         self.seconds.append((name, round(time.process_time() - began, 3)))
 
     def field(self, drawn: Field) -> None:
-        """What the noise as a field says."""
+        """Add the checks of noise samples."""
         self._long = drawn.long
         self.checks += [drawn.rows, drawn.steps, *field_checks(drawn.wides, drawn.long, drawn.runs, on_grid=self.plan.secure)]
 
     def batches(self) -> None:
-        """The sampler's batches of the data set's own size, over as much of the run as there is room for."""
+        """Check the sampler's batches at the data set's real size, over as many steps as memory allows."""
         plan, how = self.plan, self.plan.participation
         records = self.records
         count = min(plan.steps, max(1, _TABLE // max(1, records)))
@@ -119,13 +119,13 @@ class Parts:
 
 
 def spread(count: int, steps: int) -> Iterator[int]:
-    """The first half of ``count`` steps from the beginning, the others up to the end."""
+    """``count`` steps: half from the beginning, the others at the end."""
     yield from range(count // 2)
     yield from range(steps - (count - count // 2), steps)
 
 
 def dealt(plan: Plan, records: int, steps: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-    """Who is dealt in these steps under a fresh key, and the steps in which somebody is twice."""
+    """Which records are drawn in these steps under a fresh key, and the steps in which a record occurs twice."""
     present, twice = np.zeros((len(steps), records), dtype=bool), []
     deal = plan.sampler.dealer(records, Draws(RunKey.make().sampling))
     for row, step in enumerate(steps):
@@ -137,7 +137,7 @@ def dealt(plan: Plan, records: int, steps: Sequence[int]) -> tuple[np.ndarray, l
 
 
 def taken(plan: Plan, records: int, *, batches: int) -> tuple[np.ndarray, int]:
-    """How often each record is dealt in so many batches, those of many runs, and how many these are."""
+    """How often each record is drawn in ``batches`` batches, taken from many runs; and that number."""
     counts, left = np.zeros(records, np.int64), batches
     while left > 0:
         deal, here = plan.sampler.dealer(records, Draws(RunKey.make().sampling)), min(left, plan.steps)
@@ -148,7 +148,7 @@ def taken(plan: Plan, records: int, *, batches: int) -> tuple[np.ndarray, int]:
 
 
 def fresh_batches_check(how: Participation, first: np.ndarray, second: np.ndarray) -> Check:
-    """Where who takes part is a secret, the batches of two runs have nothing to do with each other."""
+    """If participation is secret, test that the batches of two runs are independent."""
     seen = f"{len(first)} batches of two runs with fresh keys"
     if isinstance(how, (Everyone, MinSep, Once)) or first.all() or not (first.any() or second.any()):
         return Check(name="fresh batches", passed=True, seen=f"{seen}: not a secret of this plan")
@@ -161,7 +161,7 @@ def fresh_batches_check(how: Participation, first: np.ndarray, second: np.ndarra
 
 
 def rates_check(rate: float, present: np.ndarray, counted: tuple[np.ndarray, int]) -> Check:
-    """Every record, in these steps and in batches of many runs; every step; pairs of both up to eight apart: all are binomial."""
+    """Test the counts of every record, every step, and pairs of either up to eight apart against their binomial distributions."""
     problems = []
     for what, axis in (("record", 0), ("step", 1)):
         counts = present.sum(axis=axis)
@@ -171,7 +171,7 @@ def rates_check(rate: float, present: np.ndarray, counted: tuple[np.ndarray, int
                 problems.append(f"{what} {extreme}: {counts[extreme]} of {trials}")
         table = present.T if axis == 0 else present  # one row for each record, or each step
         for lag in range(1, min(8, len(table) - 1) + 1):
-            first = np.flatnonzero((np.arange(len(table) - lag) // lag) % 2 == 0)  # no row is in two pairs
+            first = np.flatnonzero((np.arange(len(table) - lag) // lag) % 2 == 0)  # disjoint pairs
             both, trials = int((table[first] & table[first + lag]).sum()), first.size * table.shape[1]
             if binomial_tail(both, trials, rate**2) < FALSE_ALARM / 32:
                 problems.append(f"{what}s {lag} apart meet {both} times instead of {trials * rate**2:.1f}")

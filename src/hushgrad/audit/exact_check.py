@@ -1,8 +1,8 @@
-r"""The owner's check, which is exact: with the key in hand, release minus sum is the row that the theorem is about.
+r"""The exact check for the owner of the key: release minus sum must equal the noise row that the key determines.
 
-For chosen steps of a run everything that a step must be is computed a second time (:mod:`hushgrad.audit.recompute`). Whatever the batch did
-to the release beside the sum, or to the model beside the release, is a difference. The steps are the first and the last ones, some
-anywhere, and those of the smallest and of the largest batch; one of them is run in parts, one after a restart.
+Everything in chosen steps of a run is computed a second time (:mod:`hushgrad.audit.recompute`). Any other influence of the batch on the
+release, or on the model, shows as a difference. The steps are the first and the last ones, some random ones, and those of the smallest
+and of the largest batch; one of them is split into micro-batches, one follows a restart.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hushgrad.events import Relation
 from hushgrad.sampling import Draws
 from hushgrad.sampling.units import Units
 
-_TOLERANCE = 1e-3  # of the magnitudes that were added up, as in ``self_check``
-_SINGLE = 10  # times the tolerance: what a single number may be off, however many others its tensor has
-_SLACK = 1e-4  # that the arithmetic of a clipped sum may add to a contribution
+_TOLERANCE = 1e-3  # relative to the magnitudes that were summed, as in ``self_check``
+_SINGLE = 10  # a single number may be off by this many tolerances, whatever the size of its tensor
+_SLACK = 1e-4  # that rounding in a clipped sum may add to a contribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def compare(
 ) -> Iterator[Compared]:
     """Steps ``first``, ``first`` + 1, ... of a run under ``key``, each against its second computation.
 
-    In parts of ``size``, and from weights that were moved (``shake``), if these are given.
+    In micro-batches of ``size``, and from weights perturbed with seed ``shake``, if these are given.
     """
     model = bench.plain()
     with bench.run(key, step=first, size=size, shake=shake) as live:
@@ -93,8 +93,8 @@ def _compared(live: Live, seen: Seen, rows: list[Rows], twin: Twin, still: dict[
 
 
 def _release_error(live: Live, seen: Seen, short: list[Rows]) -> tuple[float, str]:
-    """How far the release is from the sum and its row, and in which tensor most."""
-    plan, key = live.private.plan, live.private.key.secret  # in several processes, the first one's key
+    """The distance of the release from sum plus row, relative to the tolerance, and the tensor where it is largest."""
+    plan, key = live.private.plan, live.private.key.secret  # in a run of several processes, the first one's key
     std, totals, sizes = row_std(plan, seen.clip), {}, {}
     for name, before in seen.before.items():
         total = sum((row[name] for row in short), torch.zeros(before.shape, dtype=torch.float64))
@@ -116,7 +116,7 @@ def _release_error(live: Live, seen: Seen, short: list[Rows]) -> tuple[float, st
 
 
 def _allowed(like: Tensor) -> float:
-    """What rounding may do to a number of this precision."""
+    """The error that rounding may cause in this precision."""
     return _TOLERANCE + torch.finfo(like.dtype).eps
 
 
@@ -136,10 +136,10 @@ def _relative(made: Rows, seen: Rows, likes: Rows) -> float:
 
 
 def _gradient_error(twin: Twin, seen: Seen) -> float:
-    """What the optimizer was given, and what the denoiser keeps, against a second denoiser's."""
+    """Compare the optimizer's gradient and the denoiser's state with those of a second denoiser."""
     given = twin.given(seen)
     error = _relative(given, seen.given, seen.before)
-    if twin.plan.denoise is None or twin.optimizer is None:  # the state of a model in parts is in parts as well
+    if twin.plan.denoise is None or twin.optimizer is None:  # a sharded model's state is sharded as well
         return error
     if twin.state.keys() != seen.state.keys():
         return float("inf")
@@ -162,7 +162,7 @@ def _update_error(twin: Twin, seen: Seen) -> float:
 
 
 def _clip_error(live: Live, seen: Seen, rows: list[Rows], twin: Twin) -> float:
-    """How far the next clip norm is from where the noisy count moves it, in what norms at the threshold can make of it."""
+    """The error of the next clip norm, relative to what examples with norms at the threshold can cause."""
     if not isinstance(seen.clip, Adaptive):
         return 0.0
     norms = torch.tensor([sum(float(part.square().sum()) for part in row.values()) ** 0.5 for row in rows], dtype=torch.float64)
@@ -175,7 +175,7 @@ def _clip_error(live: Live, seen: Seen, rows: list[Rows], twin: Twin) -> float:
 
 
 def _batch_problem(live: Live, seen: Seen) -> str:
-    """Whether the batch holds the records that the sampler drew for this step, each once, and all of a user's."""
+    """What is wrong with the batch: it must hold the records that the sampler drew, each once, and all of a user's; empty if nothing."""
     bench, world, batch = live.bench, live.private.placement.world, seen.batch
     drawn = bench.plan.sampler.dealer(bench.records, Draws(live.private.key.sampling))(seen.step)
     if batch._records is None or not np.array_equal(batch._records, drawn):
@@ -203,7 +203,7 @@ def _batch_problem(live: Live, seen: Seen) -> str:
 
 
 def _still(live: Live) -> dict[str, Tensor]:
-    """What is released with the model and no optimizer moves; a tied parameter is one under all of its names."""
+    """The tensors of the model that no optimizer updates but that are released with it; tied parameters are excluded under all names."""
     trainable = {id(p) for p in live.private.placement.params.values()}
     tied = {name for name, p in live.private.model.named_parameters(remove_duplicate=False) if id(p) in trainable}
     state = live.private.model.state_dict()
@@ -211,7 +211,7 @@ def _still(live: Live) -> dict[str, Tensor]:
 
 
 def journal_check(found: list[Compared], digests: list[bytes]) -> Check:
-    """The steps that were compared, from the first one on, against what a run's journal says that it released."""
+    """Check that the compared steps, from the first one on, released what the run's journal records."""
     known = [(one, digests[one.step]) for one in found if one.step < len(digests)]
     other = [one.step for one, digest in known if one.chain[: len(digest)] != digest]
     seen = f"{len(known)} steps that were computed a second time are in the run's journal"
@@ -220,7 +220,7 @@ def journal_check(found: list[Compared], digests: list[bytes]) -> Check:
 
 
 def exact_checks(found: list[Compared]) -> list[Check]:
-    """What the compared steps say."""
+    """The checks that follow from the compared steps."""
     steps = (
         f"{len(found)} steps ({', '.join(str(one.step) for one in found)}), {sum(one.examples for one in found)} single passes"
     )

@@ -1,4 +1,4 @@
-"""The deep audit of a folder of ``hushgrad train``: its recipe gives model, data and optimizer, its plan the rest."""
+"""The deep audit of a run folder of ``hushgrad train``: its recipe gives model, data and optimizer, its plan the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model inversion, a demonstration: which input does a classifier take for the purest example of a class?
+"""Model inversion, a demonstration: finds the input that a classifier takes for the most typical example of a class.
 
 Gradient ascent on the input. Where a class is one person's data, the result resembles it; a demonstration of what a model gives away,
 no measure of privacy.

@@ -1,4 +1,4 @@
-r"""Membership inference from losses, as a black-box report. What one attack does not find may still be there: never a proof.
+r"""Membership inference from losses, as a black-box report. An attack that finds nothing proves nothing.
 
 The attacker has the target model's loss on each example and the losses of reference models, trained on other random subsets, of
 which it is known who was in. With p = e^-loss the scores are

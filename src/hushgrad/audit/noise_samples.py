@@ -1,7 +1,7 @@
-"""Samples of the noise that a run releases: through its own release, on sums of nobody, under keys of the audit.
+"""Samples of the noise that a run releases, drawn through its own release code on empty batches, under keys of the audit.
 
-Every row is also held against the one that the key says, number by number: whatever a row has to do with another one, in whichever
-order and however mixed, it is not the row of its own step.
+Every row is also compared, number by number, with the row computed from the key. So a row that repeats or mixes rows of other steps, in
+whatever way, is found.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hushgrad.train import Plan
 
 _BUDGET = 50_000_000  # numbers to draw for one sample
 _LONG, _RUNS, _FEW = 400, 32, 4  # steps of the long sample, at most; runs, and steps of each
-_LONGEST = 4000  # rows whose length is looked at
+_LONGEST = 4000  # rows whose norm is tested
 _COLUMNS, _MANY = 8192, 1_000_000  # columns that are kept of a row, numbers that are kept in all
 _DRAWS = 20_000_000  # numbers of all draws that are kept to compute correlated rows from
 _TOLERANCE = 1e-3  # of a row's standard deviation
@@ -39,7 +39,7 @@ _TOLERANCE = 1e-3  # of a row's standard deviation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Field:
-    """What was drawn, and the largest distance of a row from what its key says, with the tensor and the step."""
+    """The samples, and the checks of single rows: against the row from the key (``rows``), and by their norms (``steps``)."""
 
     wides: list[Wide]
     long: Long
@@ -50,7 +50,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class _Nobody:
-    """A capture that has seen no example: the sums of an empty batch, by the same way as anybody's."""
+    """A stand-in for a capture of an empty batch: its sums are zero and take the ordinary code path."""
 
     likes: dict[str, Tensor]
     scattered: frozenset[str] = field(default_factory=frozenset)
@@ -65,7 +65,7 @@ class _Nobody:
 
 
 class Drawer:
-    """The noise of one run, row by row and in order, in units of what the plan says (and not yet whitened over the steps)."""
+    """Draws the noise of one run, row by row and in order, in units of the plan's noise, not whitened over the steps."""
 
     def __init__(self, plan: Plan, place: Whole, scattered: frozenset[str]) -> None:
         self._plan = replace(plan, denoise=None, average=None, projection=None)
@@ -79,7 +79,7 @@ class Drawer:
         self._unit = float(plan.batch_size) / self.std
 
     def row(self, step: int) -> dict[str, np.ndarray]:
-        """Row ``step``, by tensor; those before it are drawn and dropped where the noise of a step needs them."""
+        """Row ``step`` by tensor; for correlated noise the rows before it are drawn and discarded."""
         if self._taken < step and self._taken:
             self._skip(step)
         while self._taken < step:
@@ -87,7 +87,7 @@ class Drawer:
         return self._next()
 
     def _skip(self, step: int) -> None:
-        """Forward to ``step`` where nothing is kept between the steps."""
+        """Jump to ``step`` if the stream keeps no state between steps."""
         stream = self._release.stream
         state = stream.state_dict()
         if any(lane["state"] for lane in state["lanes"]):
@@ -97,7 +97,7 @@ class Drawer:
 
     def _next(self) -> dict[str, np.ndarray]:
         release, step = self._release, self._taken
-        release.use_clip(self._plan.clip)  # an adaptive one must not move
+        release.use_clip(self._plan.clip)  # keeps an adaptive clip norm fixed
         noised, _ = release.privatise(cast(Any, self._nobody), step, None)
         grads = release.finished(noised, None)
         self._taken += 1
@@ -106,7 +106,7 @@ class Drawer:
         return {**rows, **self._count()}
 
     def _smooth(self, row: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-        """A row that was rounded to half precision with its rounding spread out: else every test of its law sees the grid."""
+        """A half-precision row with random numbers added within its rounding: otherwise every test would detect the grid of values."""
         if dtype not in (torch.float16, torch.bfloat16):
             return row
         spacing = np.ldexp(torch.finfo(dtype).eps, np.frexp(row)[1] - 1)
@@ -114,7 +114,7 @@ class Drawer:
         return np.asarray(row + (rng.random(row.shape) - 0.5) * spacing)
 
     def _count(self) -> dict[str, np.ndarray]:
-        """The noise of an adaptive clip norm's count, of nobody: a tensor of one number."""
+        """The noise of an adaptive clip norm's count on an empty batch, as a tensor of one number."""
         before, after = self._plan.clip, self._release.clip
         if not isinstance(before, Adaptive):
             return {}
@@ -148,7 +148,7 @@ def draw_field(plan: Plan, place: Whole, scattered: frozenset[str] = frozenset()
 
 
 def _last(plan: Plan, size: int) -> int:
-    """The last step that is looked at: the run's own, unless all rows before it would have to be drawn and are too many."""
+    """The last step to test: the run's last, unless too many earlier rows would have to be drawn for it."""
     if _is_independent(plan):
         return plan.steps - 1
     return int(min(plan.steps - 1, max(8, _BUDGET // size), 4000))
@@ -159,7 +159,7 @@ def _is_independent(plan: Plan) -> bool:
 
 
 def _steps(count: int, last: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """Half of them the first ones, the others in pairs of neighbours anywhere, the last pair among them."""
+    """The steps to test: half are the first ones, the others random pairs of neighbours, including the last pair."""
     first = set(range(min(last + 1, max(2, count // 2))))
     later = rng.integers(0, max(1, last), size=max(0, (count - len(first)) // 2))
     pairs = {int(t) + k for t in later for k in (0, 1)}
@@ -167,7 +167,7 @@ def _steps(count: int, last: int, rng: np.random.Generator) -> tuple[int, ...]:
 
 
 def _columns(sizes: dict[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Of each tensor all columns, or a block at its beginning, one anywhere and one at its end."""
+    """The columns to keep of each tensor: all, or a block at the beginning, at a random place and at the end."""
     share, kept = max(48, _COLUMNS // len(sizes)), {}
     for name, size in sizes.items():
         third = share // 3
@@ -201,7 +201,7 @@ def _wide(drawer: Drawer, plan: Plan, steps: tuple[int, int]) -> Wide:
 
 
 def _steps_check(drawer: Drawer, place: Whole, plan: Plan, count: int) -> Check:
-    """Every one of the first ``count`` rows has its length: the sum of its squares is chi-squared."""
+    """Test the norms of the first ``count`` rows: the sum of squares is chi-squared."""
     sums, sizes = np.empty(count), 0
     for step in range(count):
         rows = drawer.row(step)
@@ -216,11 +216,11 @@ def _steps_check(drawer: Drawer, place: Whole, plan: Plan, count: int) -> Check:
 
 
 def _rows_check(drawer: Drawer, place: Whole, plan: Plan, long: Long, columns: dict[str, np.ndarray], rows: np.ndarray) -> Check:
-    """Every row of the long sample is the key's own, tensor by tensor."""
+    """Compare every row of the long sample with the row from the key, tensor by tensor."""
     worst, where, low = 0.0, "", 0
     for index, (name, kept) in enumerate(columns.items()):
         mine, low = rows[:, low : low + len(kept)], low + len(kept)
-        if name not in place.params:  # an adaptive clip norm's count: a number of the step's own
+        if name not in place.params:  # an adaptive clip norm's count, which has its own draw
             must = np.stack([drawn(plan, drawer.key.secret, t, index, 1, torch.float64) for t in long.steps])
         else:
             must = _reference(drawer, plan, whole(place.params[name]), index, name, kept, long.steps)
@@ -240,7 +240,7 @@ def _rows_check(drawer: Drawer, place: Whole, plan: Plan, long: Long, columns: d
 def _reference(
     drawer: Drawer, plan: Plan, like: Tensor, index: int, name: str, kept: np.ndarray, steps: Sequence[int]
 ) -> np.ndarray:
-    """What the rows of one tensor must be, in units of the plan's noise, in these columns."""
+    """The expected rows of one tensor in these columns, in units of the plan's noise."""
     key, shape = drawer.key.secret, torch.zeros(like.shape, dtype=torch.float64)
     if plan.secure:
         found = [reference_release(plan, key, t, {name: shape.clone()}, {}, drawer.std, first=index)[name] for t in steps]

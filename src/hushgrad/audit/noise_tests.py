@@ -1,6 +1,6 @@
-r"""Noise as a field: the released noise of a run over coordinates, tensors, steps and runs, tested for what it must be.
+r"""Statistical tests of a run's released noise over coordinates, tensors, steps and runs.
 
-Whitened over time by the plan's own covariance, all numbers must be independent standard normals. Three samples are looked at:
+Whitened over time by the plan's own covariance, all numbers must be independent standard normals. Three samples are tested:
 
 | sample | what | tested |
 |---|---|---|
@@ -62,7 +62,7 @@ class Runs:
 
 
 def field_checks(wides: list[Wide], long: Long, runs: Runs, *, on_grid: bool = False) -> list[Check]:
-    """All checks of one field; ``on_grid``: its numbers are on a public grid, so that many are equal."""
+    """All checks of the three samples; ``on_grid``: the numbers are on a public grid, so that many are equal."""
     return [
         _check("noise amplitude", *_amplitude(wides, long)),
         _check("noise distribution", *_distribution(wides, long, on_grid)),
@@ -118,7 +118,7 @@ def _blocks(wide: Wide, level: float) -> list[str]:
 
 
 def outside(sums: np.ndarray, freedom: np.ndarray, level: float) -> np.ndarray:
-    """Which sums of squares are improbable, all together with probability ``level``."""
+    """Which sums of squares are improbable, at a joint significance level of ``level``."""
     share = level / (2 * max(1, sums.size))
     return np.asarray((sums < chi2.ppf(share, freedom)) | (sums > chi2.isf(share, freedom)))
 
@@ -144,7 +144,7 @@ def _distribution(wides: list[Wide], long: Long, on_grid: bool) -> tuple[str, li
 
 
 def _distinct(numbers: np.ndarray) -> float:
-    """Share of different values; right noise in single precision has hardly any twice, one on a coarse grid has few."""
+    """The fraction of distinct values: almost 1 for correct noise in single precision, small on a coarse grid."""
     some = numbers[:_SAMPLE]
     return len(np.unique(some)) / max(1, len(some))
 
@@ -175,7 +175,7 @@ def _lags(wides: list[Wide]) -> tuple[str, list[str]]:
 
 
 def _apart(steps: tuple[int, ...], a: int, b: int, sums: np.ndarray, n: int, limit: float) -> list[str]:
-    """What is wrong with the correlation of rows ``a`` and ``b`` at any lag; lag 0 of a row with itself is its amplitude."""
+    """The lags at which rows ``a`` and ``b`` are too correlated; lag 0 of a row with itself is its amplitude and is skipped."""
     if a == b:
         sums[0] = 0.0
     lag = int(np.abs(sums).argmax())
@@ -202,7 +202,7 @@ def _pairs(long: Long) -> tuple[str, list[str]]:
 
 
 def _columns(long: Long, most: int = 1200) -> np.ndarray:
-    """Columns to compare pair by pair: small tensors whole, then as many of each other one as there is room for."""
+    """Columns to compare pair by pair: small tensors whole, then equally many of each larger one."""
     counts = np.bincount(long.of, minlength=len(long.names))
     order, left, chosen = np.argsort(counts), most, []
     for place, i in enumerate(order):
@@ -245,7 +245,7 @@ def _projection(runs: Runs) -> tuple[str, list[str]]:
 
 
 def _fresh(runs: Runs) -> tuple[str, list[str]]:
-    """Runs with fresh keys have nothing to do with each other."""
+    """Test that runs with fresh keys are uncorrelated."""
     found = _correlated(runs.white, FALSE_ALARM)
     problems = [] if found is None else [f"runs {found[0]} and {found[1]} correlated by {found[2]:.3f}"]
     return f"{len(runs.white)} runs with fresh keys", problems

@@ -33,7 +33,7 @@ def correct_guesses(scores: ArrayLike, members: ArrayLike, fraction: float) -> t
     values, truth = _scores(scores=scores), np.asarray(members, dtype=bool)
     if truth.shape != values.shape or truth.ndim != 1 or not truth.size:
         _check.fail("members", members, "to say of each canary whether it was in the data")
-    # Equal scores are put in an order of their own: the one in which canaries are listed may tell who was in.
+    # Ties are broken in an order independent of the list, whose order may reveal membership.
     ties = np.random.default_rng(0).permutation(len(values))
     truth = truth[np.lexsort((ties, values))]
     each = max(1, int(_check.rate(fraction=fraction) * len(truth)) // 2)
@@ -41,7 +41,7 @@ def correct_guesses(scores: ArrayLike, members: ArrayLike, fraction: float) -> t
 
 
 def one_run_p_value(right: int, made: int, canaries: int, *, epsilon: float, delta: float) -> float:
-    r"""At most how probable it is that an (epsilon, delta)-DP mechanism lets ``right`` of ``made`` guesses be right.
+    r"""A bound on the probability that ``right`` of ``made`` guesses are right for an (epsilon, delta)-DP mechanism.
 
         P[B >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= B < v] / i,      B ~ Binomial(r, e^epsilon / (1 + e^epsilon))
 
@@ -85,7 +85,7 @@ def epsilon_one_run(
 
 
 def refutes_curve(right: int, made: int, canaries: int, curve: Callable[[np.ndarray], np.ndarray], *, level: float) -> bool:
-    r"""Is it less probable than ``level`` that a mechanism with this trade-off curve lets ``right`` of ``made`` guesses be right?
+    r"""Whether ``right`` of ``made`` right guesses are less probable than ``level`` for a mechanism with this trade-off curve.
 
     With f-bar^-1(x) = f(1 - x), the smallest false-alarm rate at detection rate x (f symmetric), the recursion
 

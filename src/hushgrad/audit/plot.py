@@ -1,4 +1,4 @@
-"""The picture of an audit (needs matplotlib)."""
+"""The plot of an audit report (needs matplotlib)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Computed a second time, and in the simplest way: everything that a step must be.
+r"""A second, deliberately simple computation of everything in a step, to compare with the run.
 
 | part | how |
 |---|---|
@@ -42,7 +42,7 @@ _HERE = (Probe(),)
 def contributions(
     model: nn.Module, loss: Loss, batch: Batch, probes: Sequence[Probe] = _HERE, scales: Rows | None = None
 ) -> list[Rows]:
-    """The query of every example, or of every unit's examples together: the gradient of its own loss, or a combination over probes.
+    """Each example's (or unit's) contribution before clipping: the gradient of its own loss, or a combination over probes.
 
     ``scales``: what the coordinates are multiplied by before they are clipped.
     """
@@ -62,7 +62,7 @@ def contributions(
 
 
 def _gradients(model: nn.Module, loss: Loss, batch: Batch) -> Any:
-    """(whose, gradient) of one example after the other."""
+    """(owner, gradient) of each example in turn."""
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     alone = stamp(plain_batch(batch), step=batch.step, examples=batch.examples)
     counted = batch.examples - batch.padding
@@ -78,7 +78,7 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch) -> Any:
 
 
 def plain_batch(batch: Batch) -> Any:
-    """What the collate function returned, without its stamp."""
+    """The batch as the collate function returned it, without its stamp."""
     if isinstance(batch, dict):
         return dict(batch)
     return list(batch) if isinstance(batch, (list, tuple)) else torch.as_tensor(batch).as_subclass(Tensor)
@@ -119,7 +119,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def drawn(plan: Plan, key: bytes, draw: int, index: int, size: int, dtype: torch.dtype) -> np.ndarray:
-    """The cipher's numbers of one draw for one tensor, by numpy and on one thread, in the precision that the run draws them in."""
+    """The Gaussians of one draw for one tensor, by numpy on one thread, in the run's precision."""
     out = np.empty(size, np.float64 if dtype is torch.float64 else np.float32)
     if size:
         stream = Source(key=key, cipher=plan.drawn_by)._stream
@@ -157,18 +157,18 @@ def reference_release(plan: Plan, key: bytes, step: int, totals: Rows, likes: Ro
 
 @dataclass
 class Twin:
-    """The second form of what a run keeps from step to step: parameters, optimizer, the denoiser's state, averages."""
+    """A second copy of a run's state: parameters, optimizer, the denoiser's state, averages."""
 
     bench: Bench
     plan: Plan
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None  # None where the run's parameters are in parts
+    optimizer: torch.optim.Optimizer | None  # None if the run's parameters are sharded
     state: dict[str, Any] = field(default_factory=dict)
     means: Rows = field(default_factory=dict)
 
     @classmethod
     def of(cls, bench: Bench, plan: Plan) -> Twin:
-        """At the beginning of a run, or of its part."""
+        """A twin at the beginning of a run, or of a stretch of it."""
         if bench.whole is not None:
             return cls(bench, plan, bench.plain(), None)
         model, optimizer = bench.build()
@@ -176,17 +176,17 @@ class Twin:
         return cls(bench, plan, model, optimizer)
 
     def probes(self, before: Rows) -> Sequence[Probe]:
-        """Where the denoiser asks for gradients."""
+        """The points at which the denoiser asks for gradients."""
         with torch.no_grad():
             return _HERE if self.plan.denoise is None else self.plan.denoise.probes(before, self.state)
 
     def scales(self) -> Rows | None:
-        """In which measure the denoiser has gradients clipped."""
+        """The scales by which the denoiser multiplies gradients before clipping."""
         with torch.no_grad():
             return None if self.plan.denoise is None else self.plan.denoise.scales(self.state)
 
     def given(self, seen: Seen) -> Rows:
-        """The gradient that the optimizer must be given."""
+        """The gradient that the optimizer should have received."""
         size = float(self.plan.batch_size)
         grads = {name: (total / size).to(seen.before[name].dtype) for name, total in seen.released.items()}
         if self.plan.denoise is None:
@@ -198,7 +198,7 @@ class Twin:
             return self.plan.denoise(grads, info, self.state)
 
     def moved(self, seen: Seen) -> Rows | None:
-        """Where the parameters must be after the step, given the run's own gradient; averages follow the run's own parameters."""
+        """The parameters after the step, given the run's own gradient; averages are taken of the run's own parameters."""
         if self.plan.average is not None:
             self._average(seen)
         if self.optimizer is None:
@@ -220,9 +220,9 @@ class Twin:
             self.means[name] = p.clone() if mean is None or weight == 1.0 else (1 - weight) * mean + weight * p
 
     def clip(self, seen: Seen, key: bytes, count: float) -> Clipper:
-        """The clipper of the next step, from the bare ``count`` of this one."""
+        """The clipper of the next step, from the exact ``count`` of this one."""
         if not isinstance(seen.clip, Adaptive):
             return seen.clip
-        index = len(seen.before)  # that no tensor has
+        index = len(seen.before)  # the first index that no tensor has
         z = float(drawn(self.plan, key, seen.step, index, 1, torch.float64)[0])
         return seen.clip.moved(count + float(seen.clip.count_noise or 0.0) * z)

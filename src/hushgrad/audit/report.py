@@ -1,4 +1,4 @@
-"""The report of an audit: the claim, what was bounded from below beside it, and a verdict. A frozen value."""
+"""Audit reports: the claim, the lower bounds on epsilon, and a verdict, as frozen values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AuditReport(_Finding):
     def lower_bound(self) -> float:
         """The lower bound on epsilon by the method that is fixed beforehand, so that ``confidence`` is its own.
 
-        The Gaussian one where the claimed curve is Gaussian, else the one composed of single steps where there is one, else the
+        The Gaussian bound if the claimed curve is Gaussian, else the one composed of single steps if there is one, else the
         plain one. The largest of several would not hold with it.
         """
         if self.bound_is_exact:
@@ -94,7 +94,7 @@ class AuditReport(_Finding):
 
     @property
     def bound_is_exact(self) -> bool:
-        """Whether the claimed curve is a Gaussian one, so that the Gaussian bounds assume nothing that is not claimed."""
+        """Whether the claimed curve is Gaussian, so that the Gaussian bounds assume nothing beyond the claim."""
         return is_gaussian(self.claimed.event)
 
     def bound(self, method: str) -> float:

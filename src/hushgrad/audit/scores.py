@@ -1,4 +1,4 @@
-r"""Scores: one number per canary, as telling as the released rows allow.
+r"""Attack scores: one number per canary, the most powerful test statistic that the released rows allow.
 
 Row t of a canary's coordinate is y_t = x p_t + s (N Z)_t: x is its side (1 in, 0 or -1 out), p_t whether it takes part, s the noise
 multiplier. With N Nᵀ = L Lᵀ the rows w = L⁻¹ y / s have independent standard noise (*whitened over time*; for a square strategy
@@ -42,7 +42,7 @@ class Scorer:
     def __call__(self, rows: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The score of each column of ``rows``; NaN for a canary about which the audited steps can say nothing.
 
-        ``present`` is used only as far as the claim does not rely on its secrecy.
+        ``present`` is used only where the claim does not rely on its secrecy.
         """
         return _score(self.plan.participation, self, rows, present)
 
@@ -99,7 +99,7 @@ def _(how: BallsInBins, scorer: Scorer, rows: np.ndarray, present: np.ndarray) -
 
 @_score.register
 def _(how: CyclicPoisson, scorer: Scorer, rows: np.ndarray, present: np.ndarray) -> np.ndarray:
-    # The group is not secret. One that was never seen took part nowhere, so for it any group is as good.
+    # The group is not secret. A canary that never took part has an unknown group, and any serves.
     group = np.where(present.any(axis=0), present.argmax(axis=0), 0) % how.period
     pattern = np.arange(scorer.steps)[:, None] % how.period == group[None, :]
     return scorer.matched(rows, pattern.astype(np.float64))

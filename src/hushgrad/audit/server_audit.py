@@ -1,4 +1,4 @@
-"""The deep audit of a server: whatever its clients send, a round releases their clipped updates and the key's row."""
+"""The deep audit of a federated server: whatever clients send, a round must release the sum of clipped updates plus the key's noise row."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TOLERANCE = 1e-6  # a server adds in double precision
 
 
 class Rounds(Protocol):
-    """A server that an audit may ask for rounds of its own, under keys of the audit and without anybody else."""
+    """A server that can take rounds for an audit, under the audit's keys and with its clients only."""
 
     @property
     def size(self) -> int:
         """How many numbers the model has."""
 
     def take(self, key: RunKey, step: int, updates: list[np.ndarray], *, restart: bool) -> tuple[np.ndarray, Clipper]:
-        """What round ``step`` releases of these flat updates, times the batch size, and the next clipper.
+        """What round ``step`` releases for these flat updates, times the batch size, and the next clipper.
 
         ``restart``: the server has been saved and loaded before the round.
         """
@@ -42,14 +42,14 @@ class Rounds(Protocol):
         """The update in the precision in which clients send it."""
 
     def lengths(self, updates: list[np.ndarray]) -> list[float]:
-        """How far each update by itself moves the sum, in double precision."""
+        """How far each single update moves the sum, in double precision."""
 
 
 def audit_rounds(plan: Plan, rounds: Rounds, *, records: int, seed: int = 0, confidence: float = 0.95) -> DeepReport:
-    """Audit a server by rounds with clients of the audit: ordinary ones, and such as send whatever bytes they like.
+    """Audit a server by rounds with simulated clients: ordinary ones, and malicious ones that send arbitrary numbers.
 
     **What refutes.** As for :func:`hushgrad.audit.audit_run`: the sum of the clipped updates is computed a second time in numpy, the
-    row from the key; the noise is a field, the cohorts are the participation's.
+    row from the key; the noise and the cohorts are tested.
 
     Args:
         plan: the server's.
@@ -70,7 +70,7 @@ class _Server(Parts):
     """The parts of one deep audit of a server."""
 
     def worst(self, rounds: Rounds) -> None:
-        """No update moves the sum by more than the clip norm."""
+        """Check that no update moves the sum by more than the clip norm."""
         norm = self.plan.clip.sensitivity(Relation.ADD_REMOVE)
         updates = self._updates(rounds, norm)
         most = max(rounds.lengths(updates)) / norm
@@ -79,7 +79,7 @@ class _Server(Parts):
         self.checks.append(Check(name="worst update", passed=most <= 1 + 1e-6, seen=seen))
 
     def releases(self, rounds: Rounds) -> None:
-        """Rounds at the beginning, anywhere and at the end, computed a second time; the second one after a restart."""
+        """Recompute rounds at the beginning, at random and at the end; the second one follows a restart."""
         plan, rng = self.plan, np.random.default_rng([self.seed, 8])
         chosen = sorted({0, 1, int(rng.integers(0, plan.steps)), plan.steps - 1})
         reachable = [step for step in chosen if step < plan.steps and (step < 2 or step * rounds.size <= 4e8)]
@@ -114,11 +114,11 @@ class _Server(Parts):
         return abs(after.sensitivity(Relation.ADD_REMOVE) / must - 1) < 1e-9
 
     def noise(self, size: int) -> None:
-        """The noise as a field."""
+        """Test samples of the server's noise."""
         self.field(draw_field(self.plan, Whole({_MODEL: torch.zeros(size, dtype=torch.float64)}, World()), seed=self.seed))
 
     def _updates(self, rounds: Rounds, norm: float) -> list[np.ndarray]:
-        """Ordinary clients, far too long ones, and numbers that no training gives."""
+        """Updates of ordinary clients, far too long ones, and numbers that no training produces."""
         rng, size = np.random.default_rng([self.seed, 9]), rounds.size
         plain = rng.standard_normal((4, size)) / size**0.5
         updates = [norm * factor * row for row, factor in zip(plain, (0.1, 0.9, 5.0, 1e6), strict=True)]

@@ -1,4 +1,4 @@
-"""How improbable batches are: bounds that hold for every rate and every number of records, steps and canaries.
+"""Tail bounds for statistics of random batches, valid for every rate and every number of records, steps and canaries.
 
 Normal and chi-squared laws fit the counts of random batches only where there are many of each; at a rate of 1e-4, or for one step, they
 call right batches wrong far more often than they say. Each function here bounds the probability, under the stated law, of something at
@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom
 
 _TILTS = np.geomspace(1e-4, 20.0, 80)
-_DISTANCES = (2.0, 4.0, 8.0, 16.0)  # standard deviations for which the tilts of ``meeting_tail`` are the best
+_DISTANCES = (2.0, 4.0, 8.0, 16.0)  # standard deviations for which the tilts of ``meeting_tail`` are optimal
 
 
 def binomial_tail(successes: int, trials: int, probability: float) -> float:
@@ -37,7 +37,7 @@ def sum_tail(total: float, count: int, values: np.ndarray, mass: np.ndarray) -> 
 
 
 def meeting_tail(batches: np.ndarray) -> float:
-    r"""Bounds how improbable it is that batches of these sizes meet so often, or so seldom, if each is a uniform subset of its own.
+    r"""A bound on the probability that independent uniform batches of these sizes overlap so much, or so little.
 
     ``batches[t, i]`` says whether batch t holds record i. With c_i the number of batches before t that hold i, U = Σ_t Σ_{i in batch t} c_i
     counts the pairs of batches that share a record. A batch of b records is a uniform subset whatever came before, so that

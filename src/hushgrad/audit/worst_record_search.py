@@ -13,7 +13,7 @@ from hushgrad import _check
 
 Record = tuple[Tensor, ...]
 Sums = Mapping[str, Tensor]
-_LARGEST = 3.4e38  # of single precision
+_LARGEST = 3.4e38  # largest number in single precision
 
 
 class Worst(NamedTuple):
@@ -78,7 +78,7 @@ def worst_record(
             borrows = others and _below(4, generator) == 0
             candidate = _borrowed(candidate, others, generator) if borrows else _changed(candidate, generator)
         distance = moved(candidate)
-        if distance >= best.moved:  # equal ones too, so that the search wanders
+        if distance >= best.moved:  # equal ones too, so that the search can drift
             best = Worst(distance, candidate, count if distance > best.moved else best.found)
     return best
 
@@ -99,7 +99,7 @@ def _power(low: float, high: float, generator: torch.Generator) -> float:
 
 
 def _changed(record: Record, generator: torch.Generator) -> Record:
-    """A copy with one change, or with one template in its place."""
+    """A copy with one change, or replaced by one template."""
     record = tuple(t.clone() for t in record)
     floats = [t for t in record if t.is_floating_point() and t.numel()]
     ids = [t for t in record if not t.is_floating_point() and t.numel()]
@@ -111,7 +111,7 @@ def _changed(record: Record, generator: torch.Generator) -> Record:
 
 
 def _borrowed(record: Record, others: Sequence[Record], generator: torch.Generator) -> Record:
-    """Somebody else's record, or this one with one tensor of theirs."""
+    """Another record, or this one with one of its tensors."""
     other = others[_below(len(others), generator)]
     place = _below(len(record) + 1, generator)
     return tuple(
@@ -120,7 +120,7 @@ def _borrowed(record: Record, others: Sequence[Record], generator: torch.Generat
 
 
 def _exchange(ids: Tensor, generator: torch.Generator) -> None:
-    """Two entries made equal, or all of them, or put into another order."""
+    """Make two entries, or all, equal, or permute them."""
     flat, kind = ids.view(-1), _below(3, generator)
     one = flat[_below(flat.numel(), generator)].clone()
     if kind == 0:
@@ -136,7 +136,7 @@ def _one(floats: list[Tensor], generator: torch.Generator) -> Tensor:
 
 
 def _row(t: Tensor, generator: torch.Generator) -> Tensor:
-    """One position; of a record with one, one entry."""
+    """A random row: one position, or one entry of a one-dimensional tensor."""
     return t[_below(len(t), generator)] if t.dim() else t
 
 
@@ -145,7 +145,7 @@ def _scale(floats: list[Tensor], generator: torch.Generator) -> None:
 
 
 def _cancel(floats: list[Tensor], generator: torch.Generator) -> None:
-    """The second half of the positions is minus the first."""
+    """Set the second half of the positions to minus the first."""
     t = _one(floats, generator)
     if t.dim() and len(t) > 1:
         half = len(t) // 2
@@ -204,7 +204,7 @@ def _denormal(floats: list[Tensor], generator: torch.Generator) -> None:
 
 
 def _balance(floats: list[Tensor], generator: torch.Generator) -> None:
-    """What one is multiplied by, another is divided by, far over the range: the gradient stays as it is."""
+    """Multiply one tensor and divide the others by a factor of up to 1e36, so that the gradient stays the same."""
     factor = _power(-36, 36, generator)
     for k, t in enumerate(floats):
         t.mul_(factor if k == 0 else 1 / factor)

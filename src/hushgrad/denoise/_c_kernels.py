@@ -1,4 +1,4 @@
-"""The denoisers' C kernels, where they were built: one pass over memory instead of several. Each has a form in torch too."""
+"""The denoisers' C kernels, if they were built: one pass over memory instead of several. Each has an equivalent in torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from hushgrad import native
 from hushgrad.native._abi import Signal
 
-_SHARE = 1 << 19  # elements for a thread at a time; for less, a thread does not pay
+_SHARE = 1 << 19  # elements for a thread at a time; a smaller share is not worth a thread
 
 
 class Moments(NamedTuple):
-    """How Adam's moments move and what becomes of them: see :class:`hushgrad.denoise.DebiasedSecondMoment`."""
+    """The coefficients of :meth:`Fused.direction`; see :class:`hushgrad.denoise.DebiasedSecondMoment`."""
 
     fresh1: float
     fresh2: float
@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
 
 class Fused:
-    """One pass over memory for each."""
+    """The C kernels, each of which makes one pass over memory."""
 
     def __init__(self, exact: native.Library, contracted: native.Library) -> None:
         self._direction, self._smooth = exact.direction, contracted.smooth
@@ -46,13 +46,13 @@ class Fused:
 
 
 def _over_shares(count: int, work: Callable[[int, int], None]) -> None:
-    """``work(low, high)`` on parts of ``range(count)``, the same parts for any number of threads, so that the bits are too."""
+    """Call ``work(low, high)`` on parts of ``range(count)``, which do not depend on the number of threads, nor do the bits."""
     shares = [(low, min(low + _SHARE, count)) for low in range(0, count, _SHARE)]
     native.in_turns(shares, lambda share: work(*share), min(torch.get_num_threads(), len(shares)))
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether the C library can work on these."""
+    """Whether the C kernels support these tensors: contiguous float32 in main memory."""
     return all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
 
 

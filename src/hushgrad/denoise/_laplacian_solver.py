@@ -136,5 +136,5 @@ def _locally(body: Tensor, inside: Tensor, out: Tensor) -> Tensor:
     edges = body.new_empty(len(body), 2)
     for piece, target, edge in zip(*(torch.split(t, _ROWS) for t in (body, out, edges)), strict=True):
         torch.mm(piece, inside, out=target)
-        edge.copy_(target[:, :: _BLOCK - 1])  # while the rows are in the cache
+        edge.copy_(target[:, :: _BLOCK - 1])  # now, while the rows are in the cache
     return edges

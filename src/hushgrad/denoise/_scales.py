@@ -1,4 +1,4 @@
-"""Scales from second moments: large where gradients are small."""
+"""Scales for gradients from their second moments, large where gradients are small."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 def inverse_sizes(state: dict[str, Any], prefix: str, eps: float) -> dict[str, Tensor] | None:
     """S = k / (sqrt(v) + ``eps`` r) for the v that stand under ``prefix`` in ``state``; None if all of them are 0.
 
-    r is the root mean square of all sqrt(v), and k is such that s ⊙ sqrt(v) is as long as sqrt(v): a gradient of the usual shape keeps
-    its norm, so that a clip norm and a learning rate mean with the scales what they meant without them.
+    r is the root mean square of all sqrt(v), and k is such that s ⊙ sqrt(v) has the norm of sqrt(v): a typical gradient keeps its norm,
+    so that a clip norm and a learning rate keep their meaning under the scales.
     """
     squares = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
     total = sum(float(v.double().sum()) for v in squares.values())

@@ -53,7 +53,7 @@ class NoiseInfo:
 
 
 class Seams(Protocol):
-    """How the parts of a tensor that several processes hold are put together, and cut again; all of them call at once."""
+    """Gathers a tensor from the shards of several processes, and cuts it again; all processes must call together."""
 
     def join(self, name: str, part: Tensor) -> Tensor:
         """The whole tensor of parameter ``name``, of which ``part`` is this process's."""
@@ -67,15 +67,15 @@ class Denoiser(Value, family="denoiser"):
 
     **Formal guarantee.** A denoiser sees privatised gradients, the parameters (functions of earlier privatised gradients) and
     public facts, so whatever it computes is post-processing: every (epsilon, delta) of the run stays as it was. A denoiser that
-    probes chooses *where* the next query is asked, from the same private material, and the query is clipped after its probes are
+    probes chooses *where* the next query is evaluated, from the same released values, and the query is clipped after its probes are
     combined: its sensitivity is still one clip norm, which is adaptive composition as in plain DP-SGD. One that ``rescales`` chooses
-    in which measure the next query is clipped, from the same material: clip_C(s ⊙ g_i) has norm at most C whatever s is, and the noise
+    the scale in which the next query is clipped, from the same values: clip_C(s ⊙ g_i) has norm at most C whatever s is, and the noise
     is added to a sum of these, so again nothing changes.
     """
 
     @classmethod
     def examples(cls) -> tuple[Denoiser, ...]:
-        """Small instances: what the conformance tests run over."""
+        """Small instances for the conformance tests."""
         return (cls(),)
 
     @classmethod
@@ -95,18 +95,18 @@ class Denoiser(Value, family="denoiser"):
 
     @property
     def rescales(self) -> bool:
-        """Whether ``scales`` may give something, so that gradients are clipped in another measure than their own."""
+        """Whether ``scales`` may return scales, so that gradients are multiplied by them before clipping."""
         return type(self).scales is not Denoiser.scales
 
     @property
     def needs_whole_tensor(self) -> bool:
-        """Whether a part of a parameter is not enough: ``on_shards`` then gathers the tensor, denoises it and keeps the part."""
+        """Whether a shard of a parameter is not enough: ``on_shards`` then gathers the tensor, denoises it and keeps the shard."""
         return False
 
     @property
     def needs_all_tensors(self) -> bool:
-        """Whether the tensors cannot be denoised one at a time. A sharded model's are never whole all at once: it is refused."""
-        return self.rescales  # an example's gradient is formed whole
+        """Whether tensors cannot be denoised one at a time. Sharded models, whose tensors are never all gathered, are then refused."""
+        return self.rescales  # each example's whole gradient is formed
 
     @property
     def needs_noise_std(self) -> bool:
@@ -114,14 +114,14 @@ class Denoiser(Value, family="denoiser"):
         return False
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
-        """Where to ask for gradients in this step; the default is once, at the parameters."""
+        """The points at which this step evaluates gradients; by default one, the parameters."""
         return [Probe()]
 
     def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
         """What every example's gradient of this step is multiplied by, coordinate by coordinate, before it is clipped; None: nothing.
 
         Tensors by parameter name, each of its parameter's shape, positive, and made of ``state`` alone, that is of earlier releases.
-        ``grads`` of the step are then privatised in the scaled space, and ``__call__`` brings them back, or leaves them there.
+        ``grads`` of the step are then privatised in the scaled space, and ``__call__`` may scale them back.
         """
         return None
 

@@ -25,7 +25,7 @@ class Chain(Denoiser):
     | refused | why |
     |---|---|
     | two members that probe | a step has one query |
-    | a member that uses the noise's std, or rescales, other than first | the one before it has changed the noise, or its measure |
+    | a member that uses the noise's std, or rescales, other than first | the one before it has changed the noise, or its scale |
 
     **Formal guarantee.** Post-processing of post-processing: no privacy is spent.
 
@@ -93,7 +93,7 @@ class Chain(Denoiser):
         return any(member.needs_noise_std for member in self.members)
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
-        """The probes of the one member that probes, else the parameters themselves. All are asked: some take notes there."""
+        """The probes of the one member that probes, else the parameters themselves. All members are called: some record state."""
         asked = [Probe()]
         for member, own in self._each(state):
             points = member.probes(params, own)
@@ -114,7 +114,7 @@ class Chain(Denoiser):
         return grads
 
     def on_shards(self, shards: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any], seams: Seams) -> dict[str, Tensor]:
-        """Member by member: only those that need whole tensors have them gathered."""
+        """Apply the members in order; tensors are gathered only for those that need them whole."""
         if not self.members:
             return self(shards, info, state)
         for member, own in self._each(state):
@@ -122,7 +122,7 @@ class Chain(Denoiser):
         return shards
 
     def _each(self, state: dict[str, Any]) -> Iterator[tuple[Denoiser, dict[str, Any]]]:
-        """Every member with its own part of the state, which is put back before the next one's turn."""
+        """Each member with its part of the state, which is written back before the next member."""
         for place, member in enumerate(self.members):
             own = _own(state, place)
             yield member, own

@@ -1,4 +1,4 @@
-"""DP2: adaptive steps whose preconditioner is made of earlier releases, and stays for a while."""
+"""DP2: adaptive steps with a preconditioner that is computed from earlier releases and kept for several steps."""
 
 from __future__ import annotations
 
@@ -84,16 +84,16 @@ class DelayedPreconditioner(Denoiser):
     never_grows = False  # it sets the scale on purpose
 
     def _adaptive(self, state: dict[str, Any]) -> bool:
-        """Whether the next step is one that is scaled."""
+        """Whether the next step is scaled."""
         return bool(state.get("step", 0) % (self.delay + (self.used or 0)) >= self.delay)
 
     def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
-        """None in plain steps."""
+        """The scales of an adaptive step; None in a plain step."""
         made = inverse_sizes(state, _SQUARE, self.eps) if self._adaptive(state) else None
         return None if made is None else {name: s.div_(self.ratio) for name, s in made.items()}
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Plain gradients are noted; adaptive ones are handed over, times the ratio."""
+        """Plain gradients are returned, and enter the mean of their phase; adaptive ones are returned times the ratio."""
         if self._adaptive(state):
             state["step"] += 1
             return {name: g * self.ratio for name, g in grads.items()}

@@ -1,4 +1,4 @@
-"""DiSK: a simplified Kalman filter over the steps, and the lecture's recursion that it completes."""
+"""DiSK: a simplified Kalman filter over the steps, and the exponential average that it corrects."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Kalman(Denoiser):
         return self.kappa < 1
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
-        """The step's probes; asked again before ``__call__`` (a step that failed and is retried) it answers the same."""
+        """The step's probes; a second call before ``__call__`` (a failed step that is retried) returns the same."""
         if self.kappa == 1:
             return [Probe()]
         with torch.no_grad():
@@ -118,12 +118,12 @@ class Kalman(Denoiser):
         return [Probe(weight, shift), Probe(1 - weight)]
 
     def _move(self, params: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Take γ (x_t - x_{t-1}) down as this step's shift, and x_t as the next step's origin."""
+        """Record γ (x_t - x_{t-1}) as this step's shift, and x_t as the next step's origin."""
         moved: dict[str, Any] = {f"last.{name}": param.detach().clone() for name, param in params.items()}
         for name, param in params.items():
             if (last := state.get(f"last.{name}")) is not None:
                 moved[f"shift.{name}"] = (param.detach() - last).mul_(self.gamma)
-        state.update(moved, asked=1)  # at once: one that is interrupted is asked again, and must not find it half done
+        state.update(moved, asked=1)  # in one update: a call that is interrupted is repeated, and must not find half of it
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
         state.pop("asked", None)

@@ -85,12 +85,12 @@ class Laplacian(Denoiser):
 
     @property
     def needs_whole_tensor(self) -> bool:
-        """Neighbours cross the seams of shards."""
+        """Yes, if sigma > 0: neighbours may be in different shards."""
         return self.sigma > 0
 
     @property
     def needs_all_tensors(self) -> bool:
-        """Under "global" neighbours cross the seams of tensors."""
+        """Yes under "global", if sigma > 0: neighbours may be in different tensors."""
         return self.scope == "global" and self.sigma > 0
 
     def smooth(self, tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hushgrad import _check, _papers
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
 
-_HORIZON = 10_000  # how many steps of the response to a constant are looked at when a filter is checked
+_HORIZON = 10_000  # steps of the response to a constant that are checked
 
 
 @dataclass(frozen=True)

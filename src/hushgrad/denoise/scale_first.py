@@ -1,4 +1,4 @@
-"""Scale, then privatise: noise in the measure in which an adaptive optimizer will divide it."""
+"""Scale, then privatise: noise in proportion to the factor by which an adaptive optimizer will divide it."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class ScaleThenPrivatise(Denoiser):
         remedy = "Without it a coordinate that was never seen would get no noise at all, and no gradient."
         self._keep(beta=beta, eps=_check.positive(eps=self.eps, remedy=remedy))
 
-    never_grows = False  # what was clipped in one measure may be longer in another
+    never_grows = False  # clipping bounds the norm in the scaled space only
 
     def scales(self, state: dict[str, Any]) -> dict[str, Tensor] | None:
-        """Large where released gradients were small; None before the first."""
+        """Scales that are large where released gradients were small; None before the first step."""
         return inverse_sizes(state, _SQUARE, self.eps)
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Back into the gradient's own measure, and noted."""
+        """Scale the gradients back, and update the second moments."""
         scales, out = self.scales(state), {}
         for name, g in grads.items():
             value = g.detach().to(working_dtype(g))

@@ -1,4 +1,4 @@
-"""How much noise Laplacian smoothing leaves: the factors gamma and beta of DP-LSSGD, in closed form."""
+"""The factors gamma and beta of DP-LSSGD, by which Laplacian smoothing reduces noise, in closed form."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class SVRG(Denoiser):
         self._keep(period=period, snapshot_steps=first, ratio=_check.rate(ratio=self.ratio))
 
     def probes(self, params: dict[str, Tensor], state: dict[str, Any]) -> list[Probe]:
-        """At the snapshot; later at the parameters and, negatively, at the snapshot."""
+        """The snapshot in snapshot steps; later the parameters and, with a negative sign, the snapshot."""
         phase = state.get("step", 0) % self.period
         if phase == 0:
             for name, p in params.items():
@@ -90,7 +90,7 @@ class SVRG(Denoiser):
         return [Probe(1.0 / self.ratio), Probe(-1.0 / self.ratio, to_snapshot)]
 
     def __call__(self, grads: dict[str, Tensor], info: NoiseInfo, state: dict[str, Any]) -> dict[str, Tensor]:
-        """The snapshot's mean gradient so far, or the corrected one."""
+        """The mean of the snapshot's gradients so far, or the variance-reduced gradient."""
         phase = state.get("step", 0) % self.period
         state["step"] = state.get("step", 0) + 1
         if phase >= self.snapshot_steps:

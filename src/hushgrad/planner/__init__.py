@@ -54,5 +54,5 @@ __all__ = [
     "sweep",
 ]
 
-# torch is imported only by who trains: what plans and models cost is arithmetic.
+# Lazy: comparing plans needs no torch.
 __getattr__, __dir__ = later(__name__)

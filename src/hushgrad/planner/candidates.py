@@ -1,4 +1,4 @@
-"""Which plans are worth comparing: what each mechanism suggests, with the sampling that its theorem likes best."""
+"""The plans to compare: each mechanism's suggestions, with the sampling that suits its theorem best."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hushgrad.train.plan import Plan
 
 @dataclass(frozen=True)
 class Proposal:
-    """A plan without its noise multiplier, and why somebody might want it; ``work`` and ``family`` as the mechanism suggests."""
+    """A plan without its noise multiplier, and its advantage in words; ``work`` and ``family`` are the mechanism's."""
 
     name: str
     make: Callable[[], Plan]
@@ -44,8 +44,8 @@ def proposals(question: Question) -> Iterator[Proposal | Skipped]:
 
 
 def _suggested(question: Question, run: Run, sampler: Callable[[int], Sampler]) -> Iterator[Proposal | Skipped]:
-    """What the library's mechanisms say of ``run``, as plans with the batches of ``sampler(groups)``."""
-    for kind in (vars(noise)[name] for name in noise.__all__ if name in vars(noise)):  # what is imported later is no mechanism
+    """The suggestions of the library's mechanisms for ``run``, as plans with the sampler ``sampler(groups)``."""
+    for kind in (vars(noise)[name] for name in noise.__all__ if name in vars(noise)):  # lazily imported names are no mechanisms
         for found in kind.suggestions(run) if isinstance(kind, type) and issubclass(kind, Mechanism) else ():
             yield found if isinstance(found, Skipped) else _proposal(question, found, sampler)
 
@@ -70,7 +70,7 @@ def _order(question: Question) -> Sampler | None:
 
 
 def _own(question: Question, order: Sampler | None) -> Iterator[Proposal]:
-    """The asker's own mechanisms, with either kind of batches; where one has no theorem, the ranking says so."""
+    """The caller's own mechanisms, with random batches and with a fixed order; the ranking drops those without a theorem."""
     samplers: list[tuple[str, Sampler]] = []
     if question.sampling_allowed:
         samplers.append(("random batches", _random(question, 1)))

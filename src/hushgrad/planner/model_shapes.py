@@ -1,4 +1,4 @@
-"""Transformers by their sizes: how many parameters a model has and where they are, from its name or its config, without its weights."""
+"""Shapes of transformers: the number of parameters and where they are, from a model's name or config, without its weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has: tables, layers, norms."""
+        """The number of parameters: tables, layers and norms."""
         tables = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.hidden
         return tables + self.layers * (self.multiplied + self.biases + 2 * self.norm) + self.norm
 

@@ -17,8 +17,8 @@ from hushgrad.planner.candidates import Proposal, proposals
 from hushgrad.planner.question import Question
 from hushgrad.train.plan import Plan
 
-_FLOAT = 4  # bytes of a number of noise state: parameters are float32 unless somebody changes them
-_WORTH = 1e-3  # a larger member of a family has to be better by this much to be worth its state
+_FLOAT = 4  # bytes of a number of noise state, for float32 parameters
+_WORTH = 1e-3  # relative improvement that makes a larger member of a family worth its state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def answer(question: Question) -> Comparison:
     """The comparison that answers ``question``."""
     scored: list[Candidate] = []
     dropped: list[Skipped] = []
-    ended: dict[str, str] = {}  # families whose last member brought nothing
+    ended: dict[str, str] = {}  # families whose last member was no improvement
     for proposal in proposals(question):
         family = "" if isinstance(proposal, Skipped) else proposal.family
         if family in ended:
@@ -189,7 +189,7 @@ def answer(question: Question) -> Comparison:
 
 
 def _per_step(candidate: Candidate) -> float:
-    """Noise relative to the way that the optimizer goes: plans may differ in steps by a short last batch."""
+    """Noise per step: plans may differ in their number of steps by a short last batch."""
     return candidate.rmse / candidate.plan.steps
 
 
@@ -225,7 +225,7 @@ def _scored(question: Question, proposal: Proposal | Skipped, earlier: list[Cand
 
 
 def _gap(plan: Plan, workload: AnyWorkload) -> float | None:
-    """Distance to the certified bound, which is known for an order that is fixed, not for one that amplifies."""
+    """The relative distance to the certified lower bound; None with sampling, for which no bound is known."""
     from hushgrad.sampling import RoundRobin
 
     if not isinstance(plan.sampler, RoundRobin):
@@ -244,5 +244,5 @@ def _placed(candidate: Candidate, best: float) -> Candidate:
 
 @lru_cache(maxsize=256)
 def _calibrated(plan: Plan, epsilon: float) -> Plan:
-    # Sweeps ask the same question again and again, and this is what takes the time.
+    # Cached: sweeps repeat questions, and calibration takes most of the time.
     return plan.calibrated(epsilon=epsilon)

@@ -1,4 +1,4 @@
-r"""Peak memory and time of a private step of a language model, before there is one: a linear model, fitted to measurements.
+r"""Predicted peak memory and time of a private step of a language model: a linear model, fitted to measurements.
 
 A process holds 4-byte numbers: P parameters, for each of the P' trained ones a clipped sum, two moments of Adam and s numbers of noise
 state, and for a micro-batch of m tokens what the backward pass needs. It multiplies, handles activations, and updates. With W processes:
@@ -92,22 +92,22 @@ class Work:
 
     @property
     def _own(self) -> float:
-        """Which part of the parameters a process holds and updates."""
+        """The fraction of the parameters that a process holds and updates."""
         return 1 / self.processes if self.placement == "sharded" else 1.0
 
     def activations(self, tokens: float) -> float:
-        """Numbers that the layers make of so many tokens."""
+        """Activations that the layers produce for this many tokens."""
         return tokens * self.shape.layers * (8 * self.shape.hidden + 4 * self.shape.inner)
 
     def pairs(self, tokens: float) -> float:
-        """Numbers that attention makes of them: one for each head and each two tokens of a text."""
+        """Attention scores for this many tokens: one for each head and each pair of tokens of a text."""
         return tokens * self.shape.layers * self.shape.heads * self.length
 
     # Memory ---------------------------------------------------------------------------------------------------------------
 
     @property
     def kept(self) -> float:
-        """Bytes between two steps: weights, sums, moments, noise state; and what is gathered of the others in a step."""
+        """Bytes held between steps (weights, sums, moments, noise state), and the layers that a sharded step gathers."""
         share = self.state * self.trained / self.processes
         numbers = self._own * (self.total + 3 * self.trained) + share
         if self.placement == "sharded" and self.processes > 1:
@@ -116,20 +116,20 @@ class Work:
         return _BYTES * numbers
 
     def held(self) -> tuple[float, ...]:
-        """What the fit multiplies: bytes of a micro-batch's activations and scores, both again beside a table of positions, and one."""
+        """The regressors of memory: bytes of a micro-batch's activations and scores, both again with a table of positions, and 1."""
         tokens = min(self.micro_batch, math.ceil(self.batch_size / self.processes)) * self.length
         made = _BYTES * (self.activations(tokens) + _PAIRS[self.tuned] * self.pairs(tokens))
         scores, table = _BYTES * tokens * self.shape.vocabulary, float(self.shape.positions > 0)
         return made, scores, table * made, table * scores, 1.0
 
     def peak(self) -> float:
-        """Bytes that a process holds at most, above what a tiny model takes: what it imports, its libraries and their kernels."""
+        """The peak bytes of a process, beyond those of a tiny model (imports, libraries and their kernels)."""
         return self.kept + sum(c * x for c, x in zip(_HELD[self.tuned], self.held(), strict=True))
 
     # Time -----------------------------------------------------------------------------------------------------------------
 
     def spent(self) -> tuple[float, ...]:
-        """What the fit multiplies: operations, those with biases (GPT-2), activations, scores, calls, numbers updated, tied."""
+        """The regressors of time: operations, those with biases (GPT-2), activations, scores, calls, numbers updated, tied numbers."""
         shape, examples = self.shape, math.ceil(self.batch_size / self.processes)
         tokens = examples * self.length
         multiplied = shape.layers * shape.multiplied + shape.vocabulary * shape.hidden
@@ -141,17 +141,17 @@ class Work:
         return operations, biased, handled, tokens * shape.vocabulary, calls, self._own * self.trained, tied
 
     def carried(self) -> float:
-        """Seconds of noise state, read and written."""
+        """Seconds for reading and writing noise state."""
         return _STATE * self.traffic * self.trained / self.processes
 
     def received(self) -> float:
-        """Bytes of a step from the other processes."""
+        """Bytes that a process receives from the others in a step."""
         part = (self.processes - 1) / self.processes
         numbers = 2 * self.trained if self.placement != "sharded" else 2 * self.total + self.trained
         return _BYTES * part * numbers
 
     def seconds(self) -> float:
-        """Of a step: everything in turn."""
+        """Seconds of a step: the sum of all its parts."""
         computed = sum(c * x for c, x in zip(_SECONDS[self.tuned], self.spent(), strict=True))
         return computed + self.carried() + self.received() / _NETWORK[self.placement]
 

@@ -1,4 +1,4 @@
-r"""How large a model, in how large batches, for how many steps: private pre-training under a budget of compute, by a published law.
+r"""Model size, batch size and steps for private pre-training under a compute budget, by a published scaling law.
 
 McKenna et al. (2025) trained BERT models of 4.5 to 778 million parameters with DP-Adam on texts of 512 tokens, and describe the training
 loss of M parameters after T steps by the noise-batch ratio r = (noise multiplier) / (batch size) (their equations 2 and 3):
@@ -45,7 +45,7 @@ class Law:
     width: float  # w
 
     def loss(self, parameters: float, steps: float, ratio: float) -> float:
-        """Of the model at the end, in nats a token.
+        """The predicted loss at the end of training, in nats per token.
 
         Args:
             parameters: M.
@@ -67,7 +67,7 @@ LAW = Law(floor=0.4644, size=(0.2422, 0.6103), steps=(1.215, 0.2729), noise=(6.4
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A way to spend the compute: a model, its batches and steps, the noise that the budget asks for, and the loss by the law."""
+    """A way to spend the compute: model size, batch size and steps, the noise that the privacy budget needs, and the predicted loss."""
 
     parameters: float
     batch_size: int
@@ -133,7 +133,7 @@ def saturating(*, epsilon: float, delta: float, dataset_size: int, law: Law = LA
 
 
 def _possible(compute: float, epsilon: float, delta: float, records: int, law: Law) -> Iterator[Allocation]:
-    """Whatever takes the compute and lies within the paper's runs: models by equal factors, batches by factors of the root of two."""
+    """All allocations of this compute within the paper's range: model sizes in equal ratios, batch sizes in ratios of sqrt 2."""
     growth = (PARAMETERS[1] / PARAMETERS[0]) ** (1 / (_SIZES - 1))
     for parameters in (PARAMETERS[0] * growth**k for k in range(_SIZES)):
         for batch in (round(BATCHES[0] * 2.0 ** (half / 2)) for half in range(2 * (BATCHES[1] // BATCHES[0]).bit_length() - 1)):

@@ -40,7 +40,7 @@ class Point:
 def sweep(question: Question, *, over: str, values: Iterable[float]) -> list[Point]:
     """Ask ``question`` again with each of ``values`` for ``over``: "epsilon", "batch_size", "steps" or "epochs".
 
-    A question in steps that is swept over epochs (or the other way round) is asked in what is swept.
+    If ``over`` is "epochs", a question in steps is asked in epochs, and the other way round.
 
     Args:
         question: what is asked again and again.
@@ -66,7 +66,7 @@ def _point(question: Question, value: float) -> Point:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCost:
-    """What one more epoch costs, in either currency; ``str()`` is one sentence."""
+    """What one more epoch costs, as more epsilon or as more noise; ``str()`` is one sentence."""
 
     epsilon: float
     longer_epsilon: float
@@ -127,7 +127,7 @@ def _one_epoch_longer(plan: Plan, dataset_size: int) -> Sampler:
 
 
 def _reopened(plan: Plan) -> Any:
-    """A mechanism whose parameters were fitted to the run's length, open again; others are as they are."""
+    """The mechanism without parameters that were optimised for the run's length; other mechanisms unchanged."""
     from hushgrad.noise import BLT, Dense
 
     if isinstance(plan.noise, Dense):

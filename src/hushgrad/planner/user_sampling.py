@@ -1,4 +1,4 @@
-r"""Privacy of users in two ways: sample users (ULS), or sample examples and account for all that one user may have (ELS).
+r"""User-level privacy in two ways: sample users (ULS), or sample examples and account for all examples of a user (ELS).
 
 Both make B = ``batch_size`` example gradients in a step, so they cost the same time:
 
@@ -113,7 +113,7 @@ def _ways(users: int, per_user: int, batch_size: int) -> Iterator[tuple[bool, in
         if batch_size <= users * cap:
             if cap <= batch_size:
                 yield True, cap, batch_size // cap / users
-            if cap > 1:  # of one example each, both are the same
+            if cap > 1:  # with one example per user both are the same
                 yield False, cap, batch_size / (users * cap)
 
 
