@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import hushgrad.release.atomic as atomic
-import hushgrad.release.frames as frames
+import hushgrad.release.journal_frames as frames
 import hushgrad.train.checkpoint as checkpoints
 from hushgrad.denoise import Kalman
 from hushgrad.noise import BLT, Source

@@ -29,7 +29,7 @@ READS = {
     "recipes/session.py": "run folders",
     "recipes/table_file.py": "CSV files",
     "release/journal_history.py": "journals",
-    "release/frames.py": "journals",
+    "release/journal_frames.py": "journals",
     "release/keys.py": "keys",
     "release/owner.py": "locks",
     "release/journal_place.py": "journals",

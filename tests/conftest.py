@@ -37,8 +37,8 @@ def _lookup(host: object, *args: object, **options: object) -> object:
 @pytest.fixture(autouse=True)
 def another_process():
     """Every test stands for a process of its own, which has released nothing."""
-    if (once := sys.modules.get("hushgrad.release.once")) is not None:
-        once.forget()
+    if (key_reuse := sys.modules.get("hushgrad.release.key_reuse")) is not None:
+        key_reuse.forget()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from random_modules import examine
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.proof import live, trials
+from hushgrad.clipping.proof import read_pass, trials
 from hushgrad.errors import NotIsolated
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 
@@ -61,7 +61,7 @@ def test_what_all_share_is_so_though_each_row_of_it_has_one_owner_by_chance(gate
 def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trials, "broken", lambda *_: None)  # nothing is sealed
     monkeypatch.setattr(trials.Trials, "_switched", lambda *_: None)  # nor tried with other weights
-    monkeypatch.setattr(live, "routed", lambda *_: {})  # and rows that are moved are believed to stay
+    monkeypatch.setattr(read_pass, "routed", lambda *_: {})  # and rows that are moved are believed to stay
     assert any(examine(Random(number)).word == "wrong" for number in (4, 26))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.proof.live import Reader
+from hushgrad.clipping.proof.read_pass import Reader
 from hushgrad.errors import CaptureError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hushgrad.errors import StorageError
 from hushgrad.release import frames as module
-from hushgrad.release.frames import Frames, frames_in
+from hushgrad.release.journal_frames import Frames, frames_in
 from hushgrad.release.owner import Owner
 
 

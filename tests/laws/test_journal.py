@@ -27,8 +27,8 @@ from hushgrad.events import Everyone, FixedSize, Gaussian, MinSep, Poisson
 from hushgrad.guarantee import Ledger
 from hushgrad.noise.source import Source
 from hushgrad.noise.streams import IndependentStream
-from hushgrad.release import frames, journal_history, keys, owner
 from hushgrad.release import journal as journals
+from hushgrad.release import journal_frames, journal_history, keys, owner
 from hushgrad.release import journal_place as places
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
@@ -112,12 +112,12 @@ def test_every_flipped_bit_is_noticed_and_every_cut_behind_the_state(tmp_path):
 
 def _releases(data):
 
-    return sum(frame.kind == ord("r") for frame in frames._frames(data))
+    return sum(frame.kind == ord("r") for frame in journal_frames._frames(data))
 
 
 def test_a_machine_that_stopped_may_lose_what_was_behind_the_last_mark_and_the_guarantee_says_so(tmp_path, monkeypatch):
     path = tmp_path / "journal"
-    monkeypatch.setattr(frames, "_SHARE", 1e9)  # blocks double each time
+    monkeypatch.setattr(journal_frames, "_SHARE", 1e9)  # blocks double each time
     after = _life(path, 40)
     whole = path.read_bytes()
     lost = whole[: -5 * 8] + bytes(3 * 8)  # zeros, as file systems leave them
@@ -146,9 +146,9 @@ def test_a_journal_that_was_cut_between_two_frames_is_known_to_its_folder(tmp_pa
     path = tmp_path / "journal"
     _life(path, draw.randrange(2, 30))
     whole = path.read_bytes()
-    there = list(frames.frames_in(path))
+    there = list(journal_frames.frames_in(path))
     kept = draw.choice([len(there) - 2, draw.randrange(len(there) - 1)])
-    for end in (there[kept].end, len(frames._MAGIC)):  # and all of them
+    for end in (there[kept].end, len(journal_frames._MAGIC)):  # and all of them
         with path.open("r+b") as file:
             file.truncate(end)
         with pytest.raises(ArgumentError, match="an older one was put in its place"):
@@ -234,7 +234,7 @@ def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_l
     elif what == "killed while opened":  # long after it was written
         later = time.time_ns() + 10**12
         monkeypatch.setattr(time, "time_ns", lambda: later)
-        monkeypatch.setattr(frames.Frames, "tell", None)
+        monkeypatch.setattr(journal_frames.Frames, "tell", None)
         with pytest.raises(TypeError):
             Journal.open(path, KEY, Owner(run, newest=True))
         monkeypatch.undo()
@@ -448,7 +448,7 @@ def test_blocks_are_reserved_so_that_flushing_takes_little_time(tmp_path, monkey
         flushes.append(clock[0])
 
     monkeypatch.setattr(journals.os, "fsync", flush)
-    monkeypatch.setattr(frames.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(journal_frames.time, "perf_counter", lambda: clock[0])
     journal = Journal.create(tmp_path / "journal", KEY, Owner(tmp_path), {})
     for step in range(5000):
         clock[0] += 0.002
@@ -894,7 +894,7 @@ def test_a_state_is_never_on_the_disk_before_the_journal_that_it_counts_on(tmp_p
     plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, steps=40)
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
     checkpoint = Checkpoint(tmp_path, private)
-    monkeypatch.setattr(frames, "_SHARE", 1e9)  # marks are rare
+    monkeypatch.setattr(journal_frames, "_SHARE", 1e9)  # marks are rare
     flushed, flush = [0], os.fsync
 
     def lasting(file):

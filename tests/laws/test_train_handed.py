@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
 from hushgrad import Plan, make_private
-from hushgrad.train.losses import PREPARED
+from hushgrad.train.loss_tracking import PREPARED
 from hushgrad.train.row_views import rows_at
 
 PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=32, steps=3)

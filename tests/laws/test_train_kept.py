@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad.train import Plan, make_private
-from hushgrad.train.kept import Kept
-from hushgrad.train.losses import VOUCHED
+from hushgrad.train.loss_tracking import VOUCHED
+from hushgrad.train.reachable_state import ReachableState
 
 STATE = {"centre": 0.0}
 SETTINGS = ModuleType("settings")
@@ -114,13 +114,13 @@ def test_what_the_loop_sets_is_seen(place):
     for value, of_data in itertools.product(VALUES, (False, True)):
         loss, put = place()
         put(value)
-        before = Kept(loss)
-        assert before.is_still(Kept(loss), calls=1)
+        before = ReachableState(loss)
+        assert before.is_still(ReachableState(loss), calls=1)
         if of_data and isinstance(value, (torch.Tensor, np.ndarray)):
             value += 1.0  # where it is
         else:
             put(value + 2)
-        assert not before.is_still(Kept(loss), calls=1)
+        assert not before.is_still(ReachableState(loss), calls=1)
 
 
 def test_what_a_loss_does_not_name_and_what_is_trained_is_not():
@@ -131,12 +131,12 @@ def test_what_a_loss_does_not_name_and_what_is_trained_is_not():
     def loss(out, y):
         return owner.loss(out, y) + model.weight.norm() * owner.epoch
 
-    before = Kept(loss)
+    before = ReachableState(loss)
     owner.log.append(0.5)
     owner.mean, owner.epoch = 0.7, 1
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    assert before.is_still(Kept(loss), calls=1)
+    assert before.is_still(ReachableState(loss), calls=1)
 
 
 def _run(place, *, remade):

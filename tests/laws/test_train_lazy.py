@@ -20,8 +20,8 @@ from hushgrad.denoise import Laplacian
 from hushgrad.errors import ArgumentError, CaptureError
 from hushgrad.noise import BLT
 from hushgrad.noise.source import Source
+from hushgrad.release.key_reuse import forget
 from hushgrad.release.lazy import require_lazy_plan
-from hushgrad.release.once import forget
 from hushgrad.release.placement.world import World
 from hushgrad.train import Ball, Plan, Tail, fit, make_private
 from hushgrad.train.private import Private

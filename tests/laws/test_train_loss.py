@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.sampling import FullBatch
 from hushgrad.train import Plan, fit, make_private
-from hushgrad.train.losses import ROUNDED, VOUCHED
+from hushgrad.train.loss_tracking import ROUNDED, VOUCHED
 
 N, CLASSES = 24, 3
 

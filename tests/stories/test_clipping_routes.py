@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.proof import live
+from hushgrad.clipping.proof import read_pass
 from hushgrad.testing.rules import one_by_one, sum_of_sines
 
 B, T, WIDTH, EXPERTS = 6, 5, 4, 3
@@ -42,8 +42,8 @@ class Relu(torch.autograd.Function):
 def exact_later(model, monkeypatch):
     """The second batch, which is not proved, gives what its examples give alone; how often tags were asked in it."""
     asked = []
-    tagged = live.tagged
-    monkeypatch.setattr(live, "tagged", lambda *args, **kwargs: asked.append(1) or tagged(*args, **kwargs))
+    tagged = read_pass.tagged
+    monkeypatch.setattr(read_pass, "tagged", lambda *args, **kwargs: asked.append(1) or tagged(*args, **kwargs))
     model = model.double()
     capture = Capture(model, loss_reduction="sum")
     capture.attach()
@@ -99,8 +99,8 @@ class Masked(nn.Module):
 def test_numbers_too_small_to_be_scaled_do_not_move_the_frontier(monkeypatch):
     torch.manual_seed(0)
     seen = []
-    watch = live.watch
-    monkeypatch.setattr(live, "watch", lambda borders, *rest: seen.extend(borders) or watch(borders, *rest))
+    watch = read_pass.watch
+    monkeypatch.setattr(read_pass, "watch", lambda borders, *rest: seen.extend(borders) or watch(borders, *rest))
     model = Masked()
     capture = Capture(model, loss_reduction="sum")
     capture.attach()

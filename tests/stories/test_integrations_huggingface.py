@@ -21,7 +21,7 @@ from hushgrad.errors import ArgumentError  # noqa: E402
 from hushgrad.integrations._token_loss import ExampleLoss  # noqa: E402
 from hushgrad.integrations.huggingface import PrivateTrainer, token_loss  # noqa: E402
 from hushgrad.train import Plan, make_private  # noqa: E402
-from hushgrad.train.losses import VOUCHED  # noqa: E402
+from hushgrad.train.loss_tracking import VOUCHED  # noqa: E402
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 LENGTH = 7

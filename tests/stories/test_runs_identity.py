@@ -26,8 +26,8 @@ from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.events import Poisson
 from hushgrad.recipes import Recipe, train
 from hushgrad.recipes.recipe_file import DEMO
+from hushgrad.release.key_reuse import forget
 from hushgrad.release.keys import RunKey
-from hushgrad.release.once import forget
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import Poisson as PoissonSampler
 from hushgrad.sampling import data_digest as identities

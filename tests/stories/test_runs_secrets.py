@@ -16,8 +16,8 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, load_recipe, session, train
 from hushgrad.recipes.column import Number
 from hushgrad.recipes.columns import Columns
+from hushgrad.release.key_reuse import forget
 from hushgrad.release.keys import secrets_in
-from hushgrad.release.once import forget
 
 CHANGES = ["plan.steps=6", "model.name='logistic'", "run.checkpoint_every=2", "run.threads=1"]
 

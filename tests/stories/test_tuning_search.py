@@ -31,7 +31,7 @@ from hushgrad.release.keys import RunKey
 from hushgrad.report import privacy_card
 from hushgrad.train import attached as running
 from hushgrad.train.books import Books
-from hushgrad.train.losses import PREPARED
+from hushgrad.train.loss_tracking import PREPARED
 from hushgrad.train.plan import Plan
 from hushgrad.tuning import Draws, Stopping, priced, settings_of, tune, tuning_cost
 from hushgrad.tuning import score as scoring

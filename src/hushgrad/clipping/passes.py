@@ -13,7 +13,7 @@ from hushgrad.clipping._torch import eagerly
 from hushgrad.clipping.layout import Kind
 from hushgrad.clipping.proof.input_variants import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
-from hushgrad.clipping.proof.live import Reader
+from hushgrad.clipping.proof.read_pass import Reader
 from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Known, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
@@ -143,12 +143,12 @@ class Passes:
     def _tried(self, here: Pass, made: int, output: Any) -> None:
         """End a pass of a proof."""
         assert self._trials.runs is not None
-        if here.course is not None:
-            self._trials.heard(here.course)
+        if here.trace is not None:
+            self._trials.heard(here.trace)
         if here.is_aside:
             return
         outputs = self._trials.opened(floats(output), here.inputs)
-        run = Run(outputs, here.calls, _edges(here.calls), made, 0 if here.course is None else here.course.order)
+        run = Run(outputs, here.calls, _edges(here.calls), made, 0 if here.trace is None else here.trace.order)
         self._trials.runs.append(run)
         if here.structure is None:
             return
@@ -187,7 +187,7 @@ class Passes:
                 f"The model did something else in this pass than in the passes that were proved ({error}), so it cannot be told whose "
                 f"gradient is whose: {why}."
             )
-        self.known.saw(here.key, structure, run.nodes, here.course)
+        self.known.saw(here.key, structure, run.nodes, here.trace)
 
     def _fused(self, structure: Structure) -> str:
         """For a compiled pass in which shared values and examples meet in one operation: read the layers that have a rule by the rule."""
@@ -203,11 +203,11 @@ class Passes:
 
     def _read(self, here: Pass, structure: Structure, run: Run) -> bool:
         """Read the pass if it is as proved; returns whether it is."""
-        B, course = here.examples, here.course
+        B, trace = here.examples, here.trace
         same_nodes = structure.nodes is None or structure.routed or run.nodes in structure.nodes
         if not same_nodes or not structure.matches(run.calls, B):
             return False
-        if course is not None and structure.courses is not None and not structure.courses.know(course):
+        if trace is not None and structure.traces is not None and not structure.traces.know(trace):
             return False
         try:
             self._reader.read(structure, run, B, here.packing, by_tags=False, inputs=here.inputs)
@@ -253,8 +253,8 @@ def _place_all(here: Pass) -> None:
 
 def _require_held(here: Pass, structure: Structure) -> None:
     """Raises LookupError if a pass did something that no forward of the proof did."""
-    if here.course is not None and structure.courses is not None and not structure.courses.hold(here.course):
-        raise LookupError(structure.courses.beyond(here.course))
+    if here.trace is not None and structure.traces is not None and not structure.traces.hold(here.trace):
+        raise LookupError(structure.traces.beyond(here.trace))
 
 
 def _edges(calls: list[Call]) -> dict[Call, Sequence[GradientEdge | None]]:

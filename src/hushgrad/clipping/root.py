@@ -48,7 +48,7 @@ class Pass:
 
     packing: Packing | None = None
     fast: bool | None = None  # attention's fast-path setting before the pass
-    course: CallTrace | None = None
+    trace: CallTrace | None = None
     dispatch: Dispatch | None = None
     nodes = 0
     draws: Draws | None = None  # the state of other generators than torch's, if the model draws from them
@@ -73,8 +73,8 @@ class Pass:
             self.fast = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
         if watched:
-            self.course = CallTrace()
-            push_mode(self.course)
+            self.trace = CallTrace()
+            push_mode(self.trace)
             if self.structure is not None and self.structure.dispatched:
                 self.dispatch = Dispatch()
                 self.dispatch.__enter__()
@@ -88,7 +88,7 @@ class Pass:
         intercept_saved(None)
         if self.dispatch is not None:
             self.dispatch.__exit__(None, None, None)
-        if self.course is not None:
+        if self.trace is not None:
             pop_mode()
         if self.fast is not None:
             torch.backends.mha.set_fastpath_enabled(self.fast)
@@ -206,8 +206,8 @@ class Root(Passes):
         structure, examples, shapes = self._usual
         if structure is None or structure is not here.structure or structure.nodes is None:
             return False
-        course, courses = here.course, structure.courses
-        if made not in structure.nodes or not (course is None or courses is None or courses.know(course)):
+        trace, traces = here.trace, structure.traces
+        if made not in structure.nodes or not (trace is None or traces is None or traces.know(trace)):
             return False
         now = [*map(_shapes, here.calls)]
         if examples != here.examples or now != shapes or [*map(_site, here.calls)] != structure.order:
@@ -221,6 +221,6 @@ class Root(Passes):
 
 def _aside() -> Pass:
     here = Pass((), 0, [], fresh=True)
-    here.is_aside, here.course = True, CallTrace()
-    push_mode(here.course)
+    here.is_aside, here.trace = True, CallTrace()
+    push_mode(here.trace)
     return here

@@ -4,7 +4,7 @@ A restart repeats the steps since its last checkpoint. That is safe: the same va
 the same noise would reveal the difference of two bare sums. So the journal holds one digest for each release, and a run that repeats
 steps must produce the same list; it is stopped *before* it releases anything else.
 
-One file, ``journal``, next to the key, mode 0600, made of :mod:`frames <hushgrad.release.frames>`:
+One file, ``journal``, next to the key, mode 0600, made of :mod:`frames <hushgrad.release.journal_frames>`:
 
 | kind | 5 bytes | written |
 |---|---|---|
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from hushgrad.errors import ArgumentError, HushgradError
-from hushgrad.release.frames import SHORT, WAYS_ON, Frames, Marks
+from hushgrad.release.journal_frames import SHORT, WAYS_ON, Frames, Marks
 from hushgrad.release.journal_history import JournalHistory, other_story
 from hushgrad.release.journal_place import Known
+from hushgrad.release.key_reuse import TWICE, KeyUse
 from hushgrad.release.keys import RunKey
-from hushgrad.release.once import TWICE, Once
 from hushgrad.release.owner import Owner, boot_identity, forked
 
 __all__ = ["JOURNAL", "WAYS_ON", "Journal"]
@@ -58,8 +58,8 @@ class Journal:
         self._owner: Owner | None = None
         self._marks, self._closed, self._process = Marks(), False, os.getpid()
         self._before, self._half = 0, False  # something was entered and not done, or done and not entered
-        self._once = Once.of(key)  # what this process releases under it
-        self._entered, self._last = self._once.begun(), tuple[int, ...]()
+        self._key_use = KeyUse.of(key)  # what this process releases under it
+        self._entered, self._last = self._key_use.begun(), tuple[int, ...]()
         self._recorded: list[tuple[int, bytes]] = []  # (kind, short digest): what earlier lives released
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
@@ -185,7 +185,7 @@ class Journal:
     @property
     def broken(self) -> str:
         """Why no theorem covers what was released, also after a restart; empty if one does."""
-        if self._once.is_twice:
+        if self._key_use.is_twice:
             self.vouched(TWICE)
         return TWICE if TWICE in self._notes else ""
 

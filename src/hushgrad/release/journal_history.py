@@ -9,7 +9,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.release.frames import FRAME, WAYS_ON, Frames, damaged, frames_in
+from hushgrad.release.journal_frames import FRAME, WAYS_ON, Frames, damaged, frames_in
 from hushgrad.release.journal_place import Known, born
 from hushgrad.release.owner import boot_identity
 

@@ -34,7 +34,7 @@ from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
 from hushgrad.train.guard import Guard, Watch
 from hushgrad.train.invariant_sizes import InvariantSizes, OneLength
-from hushgrad.train.losses import Losses
+from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.micro_batches import Parts
 from hushgrad.train.model_loss import Inside
 from hushgrad.train.plan import Plan

@@ -1,7 +1,7 @@
-"""A loss that is only known for whole batches is tried: is it the mean over the examples of what depends on one of them alone?
+"""Tests whether a loss that is only known for whole batches is a mean over examples of terms that each depend on one of them alone.
 
-A mean over all tokens, over the labels that are not ignored, or by weights divides by what the other examples hold. Where all examples of a
-batch hold equally much it is a mean over the examples by chance: so it is tried again where they first differ, and now and then.
+A mean over all tokens, over the labels that are not ignored, or by weights divides by what the other examples hold. If all examples of a
+batch hold equally much, it happens to be a mean over the examples: so it is tested again when they first differ, and from time to time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hushgrad.clipping.proof.fixed_randomness import as_it_was
 from hushgrad.clipping.proof.inputs import Reading, leaves, mapped
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 from hushgrad.train.loss_arguments import ordinary
-from hushgrad.train.losses import Losses
+from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.trial_passes import Constant, aside
 
 __all__ = ["MIXED", "Means", "Rows", "same"]
@@ -35,14 +35,14 @@ Loss = Callable[[Any], Tensor]  # of a batch, or of some rows of it
 
 
 class Rows(NamedTuple):
-    """How many examples a pass has, and how many of them, the first ones, count."""
+    """How many examples a pass has, and how many of them, from the first, count."""
 
     examples: int
     counted: int
     reading: Reading | None = None  # of a model's inputs, as they were proved to be read
 
     def only(self, batch: Any, which: list[int]) -> Any:
-        """These examples of every tensor that has them; others are everybody's."""
+        """These examples of every tensor that holds examples; other tensors are shared."""
         if self.reading is not None:
             return self.reading.only(batch, torch.tensor(which), self.examples)
         return mapped(batch, lambda t: t[which] if self._has(t) else t)
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
         return [t[i : i + 1] for t in leaves(batch) if self._has(t)]
 
     def held(self, t: Any) -> Tensor | None:
-        """How much each example holds of what fills rows up (labels of -100, zeros of a mask); of single numbers, the numbers."""
+        """How much each example holds of what pads rows (labels of -100, zeros of a mask); for scalars, the numbers."""
         if not self._has(t) or (t.dim() > 1 and (t.is_floating_point() or not t.numel())):
             return None
         some = t.detach()[: self.counted]
@@ -63,17 +63,17 @@ class Rows(NamedTuple):
 
 
 class Means:
-    """Tries a function of batches; the first time, where examples are first seen to hold differently much, and now and then."""
+    """Tests a function of batches: the first time, when examples first hold different amounts, and from time to time."""
 
     def __init__(self, losses: Losses, remedy: str, *, either: bool = False) -> None:
         self._losses, self._remedy, self._either = losses, remedy, either  # a sum over the examples is as good as their mean
         self._lot, self._seen, self._tried = Random(0), set[int](), False
 
     def look(self, fn: Loss, model: nn.Module, batch: Any, rows: Rows) -> None:
-        """Refuse a loss of ``batch`` that is no mean over its examples, if it is time to try it.
+        """Refuse a loss of ``batch`` that is not a mean over its examples, if it is time to test it.
 
         Raises:
-            NotIsolated: where steps were taken with such a loss, they are covered by no theorem.
+            NotIsolated: if steps were taken with such a loss, they are covered by no theorem.
         """
         self._losses.padded.check_batch(fn, model, batch, rows.examples)
         if self._losses.together or rows.counted < 2:  # copies of one example show nothing
@@ -143,7 +143,7 @@ def _on(fn: Loss, batch: Any, wanted: Sequence[Tensor]) -> Tensor:
 
 
 def _variety(batch: Any, rows: Rows) -> set[int]:
-    """In which tensors the examples hold differently much."""
+    """The tensors in which examples hold different amounts."""
     found = ((k, rows.held(t)) for k, t in enumerate(leaves(batch)))
     return {k for k, held in found if held is not None and bool((held != held[0]).any())}
 

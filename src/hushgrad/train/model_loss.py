@@ -1,7 +1,7 @@
-"""A loss that the model makes itself (``outputs.loss`` of transformers' models) and a loop uses: it is tried before the step is taken.
+"""Tests, before a step, a loss that the model computes itself (``outputs.loss`` of transformers' models).
 
-The proof of a model is about outputs with a row for each example. A number for all of them has none, and is usually a mean over all labels
-of the batch, whatever example they belong to.
+The proof of a model is about outputs with a row for each example. A scalar for the whole batch has none, and is usually a mean over all
+labels of the batch, whatever example they belong to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.train.batch_means import Means, Rows
-from hushgrad.train.losses import Losses
+from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.passed_data import Hook
 
 __all__ = ["Inside"]
@@ -28,11 +28,11 @@ _REMEDY = (
 
 
 class _Otherwise(Exception):
-    """Outside of training the model gives something else."""
+    """Raised if the model gives something else outside of training."""
 
 
 class Inside:
-    """Watches for outputs without dimensions that come to have a gradient."""
+    """Watches for scalar outputs that get a gradient."""
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self._model, self._losses = model, losses
@@ -40,11 +40,11 @@ class Inside:
         self._used: dict[int, tuple[Any, Rows]] = {}  # by their place among those of a pass: its inputs
 
     def attach(self) -> Any:
-        """Watch the model's passes; the handle to remove the hook with."""
+        """Hook the model's passes; returns the handle to remove the hook with."""
         return self._model.register_forward_hook(Hook(self._model, self._passed), with_kwargs=True)
 
     def check(self) -> None:
-        """Before a step: refuse one whose loss, made by the model, is no mean over the examples.
+        """Before a step: refuse one whose loss, computed by the model, is not a mean over the examples.
 
         Raises:
             NotIsolated: with the remedy.

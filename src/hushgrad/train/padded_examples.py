@@ -1,9 +1,9 @@
-"""Padding must not count: how far an example is padded follows from the largest one of its batch, so from others' data.
+"""Checks that padding does not count: how far an example is padded depends on the largest one of its batch, so on others' data.
 
-A model that reads padding (a recurrent layer without lengths, a mean over all positions), and a loss that divides by the padded length,
-give every example another gradient when the largest one is left out, and no clipping of single examples sees that. So the smallest example
-of a batch is run as it is padded there, and as it is collated alone: outputs and losses must be the same. In steps 1, 2, 4, 8 and so on of
-those whose examples are of different sizes.
+A model that reads padding (a recurrent layer without lengths, a mean over all positions), or a loss that divides by the padded length,
+gives every example another gradient when the largest one is left out, and per-example clipping cannot see that. So the smallest example
+of a batch is run as it is padded there, and as it is collated alone: outputs and losses must be the same. This is done in steps 1, 2, 4, 8
+and so on of those whose examples have different sizes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LOSS = (
 
 
 class _Cut(NamedTuple):
-    """The smallest example of a batch: its rows there, the same alone, and on which side it is padded."""
+    """The smallest example of a batch: its rows there, the same alone, and the side on which it is padded."""
 
     rows: list[Tensor]
     alone: list[Tensor]
     left: bool
 
     def place(self, tensors: list[Any], examples: int) -> int | None:
-        """Which example of these tensors it is."""
+        """The number of this example among these tensors."""
         for t in tensors:
             for row in self.rows:
                 if (
@@ -77,7 +77,7 @@ class _Pass(NamedTuple):
 
 
 class PaddedExamples:
-    """Watches the batches of a run whose examples are of different sizes; ``asked``: somebody wants to know."""
+    """Watches the batches of a run whose examples have different sizes; ``asked``: whether something needs the result."""
 
     def __init__(self, capture: Capture, *, asked: bool) -> None:
         self._capture, self._asked = capture, asked
@@ -88,7 +88,7 @@ class PaddedExamples:
         self._sizes: dict[tuple[int, int], int] | None = None  # of the model's outputs, that are shorter alone
 
     def issued(self, batch: Batch) -> None:
-        """A step begins."""
+        """Called when a step begins."""
         self._cut = self._pass = self._sizes = None
         if not self._asked or batch._smallest is None or (batch._dim is not None and batch._dim()):
             return
@@ -98,7 +98,7 @@ class PaddedExamples:
             self._cut = _cut(leaves(items), leaves(batch._smallest.alone()), batch._smallest.row, batch.examples)
 
     def passed(self, inputs: Any, examples: int) -> None:
-        """The model was run on these."""
+        """Called after the model was run on these."""
         cut, reading = self._cut, self._capture.reading
         self._is_last = False
         if cut is None or reading is None or self._pass is not None:
@@ -108,12 +108,12 @@ class PaddedExamples:
         self._pass = None if row is None else _Pass(inputs, examples, row, reading)
 
     def check(self) -> None:
-        """Before a step: the model must not read padding. Raises NotIsolated."""
+        """Before a step: require that the model does not read padding. Raises NotIsolated."""
         if self._cut is not None and self._pass is not None and self._sizes is None:
             self._sizes = self._run(self._cut, self._pass)
 
     def check_outputs(self, fn: Callable[..., Tensor], args: Any, examples: int) -> None:
-        """A loss of the last pass' outputs, and of what belongs to them, must not read padding. Raises NotIsolated."""
+        """Require that a loss of the last pass's outputs, and of what belongs to them, does not read padding. Raises NotIsolated."""
         cut, here = self._cut, self._pass
         if cut is None or here is None or not self._is_last or here.examples != examples:
             return
@@ -124,7 +124,7 @@ class PaddedExamples:
         self._compare(fn, own, mapped(own, lambda t: cut.to(t, known[t.is_floating_point()])))
 
     def check_batch(self, fn: Callable[[Any], Tensor], model: nn.Module, batch: Any, examples: int) -> None:
-        """A loss of whole batches must not read padding. Raises NotIsolated."""
+        """Require that a loss of whole batches does not read padding. Raises NotIsolated."""
         cut = self._cut
         row = None if cut is None else cut.place(leaves(batch), examples)
         if cut is None or row is None:
@@ -135,7 +135,7 @@ class PaddedExamples:
             self._compare(fn, (own,), (mapped(own, lambda t: cut.to(t, sizes)),))
 
     def _run(self, cut: _Cut, here: _Pass) -> dict[tuple[int, int], int]:
-        """The model over the example, padded and alone: by how much its outputs are shorter alone."""
+        """Run the model over the example, padded and alone; returns by how much its outputs are shorter alone."""
         model, sizes = self._capture.model, cut.sizes
         own = here.reading.only(here.inputs, torch.tensor([here.row]), here.examples)
         with self._capture.pause(), as_it_was(model), aside(model), Constant():
@@ -161,7 +161,7 @@ class PaddedExamples:
 
 
 def _cut(whole: list[Any], alone: list[Any], row: int, examples: int) -> _Cut | None:
-    """None where the batch's sizes are the example's own, or it cannot be said which of its numbers are padding."""
+    """The smallest example; None if the batch's sizes are its own, or it cannot be determined which of its numbers are padding."""
     pairs = [
         (t[row], own)
         for t, own in zip(whole, alone, strict=False)
@@ -186,7 +186,7 @@ def _longer(some: list[Tensor], others: list[Tensor], *, first: int) -> dict[tup
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Up to rounding, where both are numbers; of sizes that have nothing to do with each other nothing is said."""
+    """Equal up to rounding, if both are finite; sizes that have nothing to do with each other are not compared."""
     if a.shape != b.shape or not a.numel():
         return True
     both = a.isfinite() & b.isfinite()

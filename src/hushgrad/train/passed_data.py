@@ -1,4 +1,4 @@
-"""Whether the model is given what the loader handed out, and a loss what the loader and the model did."""
+"""Checks that the model is given what the loader handed out, and a loss what the loader and the model did."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _RARELY = 32  # steps, one of which has larger copies, and those on devices, com
 
 
 class Handed:
-    """Whether the model is given what the loader handed out, and a loss what the loader and the model did.
+    """Checks that the model is given what the loader handed out, and a loss what the loader and the model did.
 
-    A tensor is known by its memory, which nobody has written to since, if row i is still made of row i; or it has the same values on
-    another device or in another precision, which is compared: in every step where that is cheap, else at random steps.
+    A tensor is recognised by its memory, if it was not written to since and row i is still made of row i; or by equal values, on another
+    device or in another precision, which are compared in every step if that is cheap, otherwise at random steps.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -49,11 +49,11 @@ class Handed:
         self._seen = False  # what runs now is tried on single examples
 
     def attach(self, model: nn.Module) -> Any:
-        """Watch the model's passes; the handle to remove the hook with."""
+        """Hook the model's passes; returns the handle to remove the hook with."""
         return model.register_forward_hook(Hook(model, self._passed), with_kwargs=True)
 
     def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
-        """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
+        """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
         if whole:
             self._due = not self._begun or self._lot.random() * _RARELY < 1
             self._begun = True
@@ -70,21 +70,21 @@ class Handed:
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch is out whose step is still to come."""
+        """Whether a batch was handed out whose step is still to come."""
         return bool(self._batch)
 
     @property
     def is_seen(self) -> bool:
-        """Whether what runs now is tried on single examples."""
+        """Whether what runs now is tested on single examples."""
         return self._seen
 
     def forget(self) -> None:
-        """The step is taken."""
+        """Called after the step."""
         self._batch, self._parts, self._outputs, self._large = {}, {}, {}, None
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """What happens inside is tried on single examples: nobody has to vouch for it."""
+        """What happens inside is tested on single examples: nobody has to vouch for it."""
         before, self._seen = self._seen, True
         try:
             yield
@@ -92,7 +92,7 @@ class Handed:
             self._seen = before
 
     def to_loss(self, leaves: list[Tensor]) -> None:
-        """A loss of the run is given these."""
+        """Called with what a loss of the run is given."""
         if not self._seen and not self._all_known(leaves):
             self.prepared = True
 
@@ -114,9 +114,9 @@ class Handed:
                 self._outputs[id(leaf)] = leaf, leaf._version
 
     def _weakly(self, leaf: Tensor) -> bool:
-        """A large output is known from here on without being kept alive, as it weighs as much as all the rest.
+        """Refer to a large output weakly from here on, since it is as large as everything else together.
 
-        Not in half precision, where a loss is usually given a copy of it, which only the values tell.
+        Not in half precision, where a loss usually gets a copy of it, which only its values identify.
         """
         if leaf.element_size() <= 2:
             leaf.register_hook(self._back)
@@ -126,7 +126,7 @@ class Handed:
         return True
 
     def _back(self, _: Tensor) -> None:
-        """A large output has had its gradient: while the next pass runs, nobody holds it for this."""
+        """Drop a large output after its gradient has come back: nothing here keeps it during the next pass."""
         self._outputs = {}
 
     def _reached(self, _: Tensor) -> None:
@@ -143,7 +143,7 @@ class Handed:
         return True
 
     def _is_known(self, leaf: Tensor) -> bool:
-        """Whether it is a view of a known tensor, which nobody has written to; or a copy."""
+        """Whether it is a view of a known tensor that was not written to; or a copy."""
         memory = memory_of(leaf)
         for tensor, version in self._known():
             if tensor.numel() and memory_of(tensor) == memory:
@@ -154,7 +154,7 @@ class Handed:
         return self._is_copy(leaf)
 
     def _has_its_rows(self, view: Tensor, known: Tensor, examples: int) -> bool:
-        """Whether every row of the view is one of the same example; where two dimensions may hold them, the one that did so before."""
+        """Whether row i of the view belongs to example i; if two dimensions may hold the examples, the one that did so before counts."""
         rows = [k for k, size in enumerate(known.shape[:2]) if size == examples]
         if not rows:  # all examples share it
             return True
@@ -169,7 +169,7 @@ class Handed:
         return chain(self._batch.values(), self._parts.values(), self._outputs.values(), large)
 
     def _is_copy(self, leaf: Tensor) -> bool:
-        """Whether it has the values of a known tensor. A proof's copies are not: its outputs, held, hold its graph."""
+        """Whether it has the values of a known tensor. Not checked for a proof's outputs, which would keep its graph alive."""
         if self._capture.proving:
             return False
         alike = [t for t, version in self._known() if t.shape == leaf.shape and t._version == version]
@@ -178,12 +178,12 @@ class Handed:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether all numbers are the same, or none on both sides."""
+    """Whether all numbers are equal, or NaN on both sides."""
     return torch.equal(a, b) or (a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all()))
 
 
 class Hook:
-    """Says what the model itself was called with. A copy of the model has the hook as well, where it says nothing."""
+    """Records what the model itself was called with. In a copy of the model this hook does nothing."""
 
     def __init__(self, model: nn.Module | None = None, passed: Callable[[Any, Any, Any], None] | None = None) -> None:
         self._model, self._passed = model, passed

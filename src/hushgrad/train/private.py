@@ -25,10 +25,10 @@ from hushgrad.sampling.make_loader import refuse_options
 from hushgrad.sampling.units import Grouping
 from hushgrad.train.attached import Attached
 from hushgrad.train.loop import Loop
-from hushgrad.train.loss import PrivateLoss
 from hushgrad.train.opacus_names import ENGINE, OPACUS
 from hushgrad.train.options import DATALOADER
 from hushgrad.train.plan import Plan
+from hushgrad.train.private_loss import PrivateLoss
 from hushgrad.train.spending import guarantee_of
 
 __all__ = ["Private", "make_private"]

@@ -1,4 +1,4 @@
-"""Views of a batch: whether row i of a view is made of row i of the tensor that it is a view of."""
+"""Views of a batch: checks whether row i of a view is made of row i of its base."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Dims = list[tuple[int, int]]  # sizes, and strides in bytes
 
 
 def rows_at(view: Tensor, known: Tensor, dim: int) -> list[int]:
-    """The dimensions of ``view``, of the first two, along which row i lies inside of row i of ``known``, whose rows are along ``dim``.
+    """Those of the first two dimensions of ``view`` along which row i lies inside row i of ``known``, whose rows are along ``dim``.
 
     Merged dimensions count, too: B rows of T positions as B * T positions.
 

@@ -243,20 +243,20 @@ class KnownTraces(NamedTuple):
     answers: frozenset[Answer] = frozenset()
     placed: frozenset[Answer] = frozenset()  # the answers, each with the functions called just before it
 
-    def know(self, course: CallTrace) -> bool:
+    def know(self, trace: CallTrace) -> bool:
         """Whether a pass did what some pass of the proof did."""
         if self.orders is None:
-            return course.functions <= self.functions and course.placed <= self.placed
-        return hash(tuple(course.called)) in self.orders and course.answers <= self.answers
+            return trace.functions <= self.functions and trace.placed <= self.placed
+        return hash(tuple(trace.called)) in self.orders and trace.answers <= self.answers
 
-    def hold(self, course: CallTrace) -> bool:
+    def hold(self, trace: CallTrace) -> bool:
         """Whether a pass made only calls, and got only answers, that occurred in the proof, in any order."""
         known = {answer[1:] for answer in self.answers}
-        return course.functions <= self.functions and {answer[1:] for answer in course.answers} <= known
+        return trace.functions <= self.functions and {answer[1:] for answer in trace.answers} <= known
 
-    def beyond(self, course: CallTrace) -> str:
+    def beyond(self, trace: CallTrace) -> str:
         """A sentence about what a pass did that no pass of the proof did."""
-        new = sorted(course.functions - self.functions)
+        new = sorted(trace.functions - self.functions)
         return f"it called {', '.join(new[:3])}" if new else "it took a branch, or computed with a number, that no proof has seen"
 
     @property
@@ -264,23 +264,23 @@ class KnownTraces(NamedTuple):
         """Whether the proof saw an operation that only dispatch shows: a pass without :class:`Dispatch` would look different."""
         return any("." in name for name in self.functions)
 
-    def after(self, course: CallTrace) -> KnownTraces:
+    def after(self, trace: CallTrace) -> KnownTraces:
         """These and one more."""
-        orders = None if self.orders is None else self.orders | {course.order}
-        return KnownTraces(orders, self.functions | course.functions, self.answers | course.answers, self.placed | course.placed)
+        orders = None if self.orders is None else self.orders | {trace.order}
+        return KnownTraces(orders, self.functions | trace.functions, self.answers | trace.answers, self.placed | trace.placed)
 
 
-def after_all(courses: KnownTraces | None, passes: Sequence[CallTrace]) -> KnownTraces | None:
+def after_all(traces: KnownTraces | None, passes: Sequence[CallTrace]) -> KnownTraces | None:
     """These and all ``passes``; None stays None."""
-    for course in passes:
-        courses = courses and courses.after(course)
-    return courses
+    for trace in passes:
+        traces = traces and traces.after(trace)
+    return traces
 
 
-def joined(courses: Sequence[KnownTraces | None], *, same: bool = False) -> KnownTraces | None:
+def joined(traces: Sequence[KnownTraces | None], *, same: bool = False) -> KnownTraces | None:
     """The union of several; ``same``: keep orders only if all have one in common, else the order depends on the sizes."""
-    every = [c for c in courses if c is not None]
-    if len(every) < len(courses):
+    every = [c for c in traces if c is not None]
+    if len(every) < len(traces):
         return None
     orders = [c.orders for c in every if c.orders is not None]
     ordered = len(orders) == len(every) and (not same or bool(frozenset.intersection(*orders)))

@@ -40,8 +40,8 @@ def interpolated(proved: Sequence[Structure], tensors: list[Any], examples: int)
     values = iter(None if v is None else int(x) for v, x in zip(inside[0], line, strict=True))
     shapes = {n: tuple(tuple(next(values) for _ in p) for p in ps) for n, ps in first.shapes.items()}
     nodes = next(values)
-    courses = joined([s.courses for s in alike], same=True)
-    return first._replace(sizes=sizes, shapes=shapes, nodes=None if nodes is None else frozenset({nodes}), courses=courses)
+    traces = joined([s.traces for s in alike], same=True)
+    return first._replace(sizes=sizes, shapes=shapes, nodes=None if nodes is None else frozenset({nodes}), traces=traces)
 
 
 def _flat(sizes: tuple[Any, ...]) -> list[int]:

@@ -54,7 +54,7 @@ class ProofPasses:
         self._known = known
         self.runs: list[Run] | None = None  # of the running proof
         self.kept: Run | None = None
-        self.courses: list[CallTrace] = []  # of all its passes
+        self.traces: list[CallTrace] = []  # of all its passes
         self.of: tuple[int, Structure | None] = (0, None)
         self.opening: Opening | None = None  # of outputs that hold examples of different lengths
         self.differentiates = False  # whether the forward computes gradients itself, and needs graphs
@@ -151,13 +151,13 @@ class ProofPasses:
             self._drawn = host_draws()
             self.draws = self.draws or self._drawn != self._draws
 
-    def heard(self, course: CallTrace) -> None:
+    def heard(self, trace: CallTrace) -> None:
         """The model's own forward has ended, with this trace; hooks of others may follow."""
         self._quiet.listens = False
-        self.differentiates = self.differentiates or not course.functions.isdisjoint(("grad", "backward"))
-        self.courses.append(course)
+        self.differentiates = self.differentiates or not trace.functions.isdisjoint(("grad", "backward"))
+        self.traces.append(trace)
         if not self._unwatched:
-            self._heard = self._heard.after(course)
+            self._heard = self._heard.after(trace)
 
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof: shows whether the model writes to parameters, before extreme values could get there."""
@@ -234,15 +234,15 @@ class ProofPasses:
         """Call the model without fixing randomness, at half the cost, if passes with the same trace drew nothing; None if they may have."""
         if not self._heard.orders or not self._quiet.idle:
             return None
-        before, self._unwatched = len(self.courses), True
+        before, self._unwatched = len(self.traces), True
         try:
             made = self._called(inputs, after=after)
         finally:
             self._unwatched = False
-        passes = self.courses[before:]
+        passes = self.traces[before:]
         if passes and all(map(self._heard.know, passes)):
             return (made,)
-        del self.courses[before:]
+        del self.traces[before:]
         return None
 
     def opened(self, outputs: list[Tensor], inputs: Any) -> list[Tensor]:

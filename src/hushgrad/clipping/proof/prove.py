@@ -107,7 +107,7 @@ def _structure(
         fragile=fragile,
         routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
         ways=ways,
-        courses=KnownTraces(frozenset() if first.course == second.course else None),
+        traces=KnownTraces(frozenset() if first.trace == second.trace else None),
     )
 
 

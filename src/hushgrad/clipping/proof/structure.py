@@ -67,7 +67,7 @@ class Structure(NamedTuple):
     routed: bool  # the data choose rows: other data make other calls
     ways: tuple[Way | None, ...] = ()  # in which outputs hold examples of different lengths
     dispatched: bool = False  # passes are to be watched where operations are dispatched, too
-    courses: KnownTraces | None = None  # what passes of the proof did; None: somebody vouches for the model
+    traces: KnownTraces | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:
         """Whether two are equal except for sizes."""
@@ -211,19 +211,19 @@ class Known:
             self._placed |= {(len(layouts), k, *v[:2]) for k, v in enumerate(layouts) if isinstance(v, Layout)}
         looks = (structure.sizes, structure.order, structure.shapes)
         alike = [(s.sizes, s.order, s.shapes) == looks for s in self.proved(key)]
-        replaced = [s.courses for s, same in zip(self.proved(key), alike, strict=True) if same]
+        replaced = [s.traces for s, same in zip(self.proved(key), alike, strict=True) if same]
         kept = [s for s, same in zip(self.proved(key), alike, strict=True) if not same]
-        structure = structure._replace(courses=joined([structure.courses, *replaced]))
+        structure = structure._replace(traces=joined([structure.traces, *replaced]))
         self._proved[key] = [structure, *kept]
         self._between.pop(key, None)
         self.asked = None
         return structure
 
-    def saw(self, key: Any, structure: Structure, nodes: int, course: CallTrace | None) -> None:
+    def saw(self, key: Any, structure: Structure, nodes: int, trace: CallTrace | None) -> None:
         """Record that a pass read by tags made so many nodes, and had this trace."""
         seen = structure._replace(nodes=frozenset({nodes}) | (structure.nodes or frozenset()))
-        if course is not None and seen.courses is not None:
-            seen = seen._replace(courses=seen.courses.after(course))
+        if trace is not None and seen.traces is not None:
+            seen = seen._replace(traces=seen.traces.after(trace))
         for kept in (self._proved.get(key, []), self._between.get(key, [])):
             kept[:] = [seen if s is structure else s for s in kept]
         self.asked = None

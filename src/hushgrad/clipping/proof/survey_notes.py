@@ -51,7 +51,7 @@ class SurveyNotes(NamedTuple):
     calls: dict[Number, CallNotes]
     order: list[Site]  # of the calls
     nodes: int
-    course: int
+    trace: int
     moves: list[MoveNotes]
     bare: frozenset[str]  # parameters used outside of sites
     layouts: Sequence[Layout | None]  # of the outputs
@@ -69,7 +69,7 @@ class SurveyNotes(NamedTuple):
     def frontier(self, shared: set[Number], below: frozenset[Trail]) -> Frontier:
         """The frontier of these calls and of the bare parameters, above these paths. Raises LookupError."""
         run = self.again()
-        if run is None or (run.nodes, run.order, [c.site for c in run.calls]) != (self.nodes, self.course, self.order):
+        if run is None or (run.nodes, run.order, [c.site for c in run.calls]) != (self.nodes, self.trace, self.order):
             raise not_again()
         exits, graph = graph_of(run, self.layouts)
         return find(graph, exits, sources_of(self.names, run, graph, shared)[0], self.examples, below)

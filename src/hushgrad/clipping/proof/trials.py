@@ -140,7 +140,7 @@ class Trials(ProofPasses):
 
     def _tried_so(self, inputs: Any, B: int, known: Structure | None) -> Structure | _Failure:
         quiet = FixedRandomness()
-        self.courses = []
+        self.traces = []
         try:
             with self._proving(quiet):
                 found = prove(self, inputs, B)
@@ -163,8 +163,8 @@ class Trials(ProofPasses):
             return _Failure(problem, None, frozenset(quiet.drawn))
         self._attributes.meet(quiet.met)
         structure = found[0] if found[1] else self._with_order(found[0], inputs, B)
-        courses = after_all(structure.courses, self.courses) if self._seal else None
-        return structure._replace(courses=courses, dispatched=courses is not None and courses.dispatched)
+        traces = after_all(structure.traces, self.traces) if self._seal else None
+        return structure._replace(traces=traces, dispatched=traces is not None and traces.dispatched)
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
         """If other data of the same size move rows elsewhere, by whatever operation, tags find the owners in every pass."""
@@ -218,7 +218,7 @@ class Trials(ProofPasses):
         self, change: AbstractContextManager[None], structure: Structure, inputs: Any, B: int, *, lifts: bool = True
     ) -> tuple[str | None, bool]:
         """What is wrong with the changed model, and whether it could be run at all."""
-        before, seen = self.lifts, len(self.courses)
+        before, seen = self.lifts, len(self.traces)
         self.lifts = before and lifts
         try:
             with change, self._proving(FixedRandomness()):
@@ -229,7 +229,7 @@ class Trials(ProofPasses):
             return None, False
         finally:
             self.lifts = before
-            del self.courses[seen:]  # a pass that makes these calls needs its own proof
+            del self.traces[seen:]  # a pass that makes these calls needs its own proof
 
     def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:
         problem, name = failure.problem, type(self.model).__name__

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping.base import Example, Record, rule
-from hushgrad.clipping.rules.batched import is_strided
+from hushgrad.clipping.rules.input_checks import is_strided
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 

@@ -33,8 +33,8 @@ from hushgrad._precision import widest_dtype
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Example, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import Mass, gram, sq_norm
-from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.gram import gram_sum
+from hushgrad.clipping.rules.input_checks import require_batch
 from hushgrad.clipping.rules.kernels import CACHE, Geometry, at_once, native_kernel, patches_of, per_example_kernel
 from hushgrad.clipping.sums import Sum, weighted_rows
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.mass import sq_norm
-from hushgrad.clipping.rules.batched import require_batch
+from hushgrad.clipping.rules.input_checks import require_batch
 from hushgrad.clipping.rules.kernels import Geometry, per_example_kernel
 from hushgrad.clipping.sums import Sum
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hushgrad.clipping.base import Example, Record, Rule, rule
-from hushgrad.clipping.rules.batched import require_batch
+from hushgrad.clipping.rules.input_checks import require_batch
 
 __all__ = ["InstanceNorm"]
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Example, Factors, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
-from hushgrad.clipping.rules.batched import is_strided, require_batch
 from hushgrad.clipping.rules.gram import gram_sq_norm
+from hushgrad.clipping.rules.input_checks import is_strided, require_batch
 from hushgrad.clipping.sums import Pieces, Sum
 from hushgrad.native import _abi
 

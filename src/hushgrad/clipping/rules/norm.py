@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.base import Example, Record, Rule, rule
-from hushgrad.clipping.rules.batched import require_batch
+from hushgrad.clipping.rules.input_checks import require_batch
 
 __all__ = ["GroupNorm", "LayerNorm"]
 

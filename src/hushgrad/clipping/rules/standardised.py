@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hushgrad import _check
 from hushgrad.clipping.base import Example, Record, Rule, rule
-from hushgrad.clipping.rules.batched import require_batch
 from hushgrad.clipping.rules.conv import Conv
+from hushgrad.clipping.rules.input_checks import require_batch
 
 __all__ = ["StandardisedConv", "WSConv2d"]
 

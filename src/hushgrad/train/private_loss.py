@@ -1,8 +1,8 @@
-"""The loss of a private step is a mean over the examples: each one's own, evaluated from that example alone.
+"""The loss of a private step: a mean over the examples, each example's loss evaluated from that example alone.
 
 Clipping bounds what an example adds to the sum of gradients, but only if the loss is such a sum. Class weights, ``ignore_index``, mixup,
-contrastive losses and a maximum over the batch divide by, or choose from, everybody's data: then one example scales or redirects the
-gradients of all others, and no clipping of single examples sees it.
+contrastive losses and a maximum over the batch divide by, or choose from, all examples' data: then one example scales or redirects the
+gradients of all others, and per-example clipping cannot see it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hushgrad import _check
 from hushgrad.clipping.device_sum import filled
 from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.train.batch_means import MIXED, Means, Rows, same
-from hushgrad.train.kept import Kept, binds_data, made_by
 from hushgrad.train.loss_arguments import Arguments, ordinary, rows_of
-from hushgrad.train.losses import Losses
+from hushgrad.train.loss_tracking import Losses
+from hushgrad.train.reachable_state import ReachableState, binds_data, made_by
 from hushgrad.train.trial_passes import Constant
 
 __all__ = ["PrivateLoss"]
@@ -39,7 +39,7 @@ class PrivateLoss:
         self._compared = per_example  # the user says that the mean over single examples is what is meant
         self._by_loop = False
         self._means = Means(losses, _RATHER)  # of a function of the model and a batch
-        self._kept = Kept(fn)
+        self._kept = ReachableState(fn)
         earlier = losses.known.setdefault(made_by(fn), self._kept)
         if losses.handed.is_open and (binds_data(fn) or not earlier.is_like(self._kept)):  # made for this batch, perhaps of it
             losses.vouched = True
@@ -56,9 +56,9 @@ class PrivateLoss:
         return made
 
     def _look(self, *, calls: int | None) -> None:
-        """Whether something has changed that the function knows beside its arguments; whoever has changed it, the user vouches for it."""
+        """Whether state outside of the function's arguments has changed; whoever changed it, the user vouches for it."""
         if not self._losses.vouched:
-            before, self._kept = self._kept, Kept(self._fn)
+            before, self._kept = self._kept, ReachableState(self._fn)
             self._losses.vouched = not before.is_still(self._kept, calls=calls)
 
     # Of outputs and targets: the function is called with one example at a time, so it cannot see another one ---------------------
@@ -88,7 +88,7 @@ class PrivateLoss:
         return self._watched(rows.one_by_one, calls=rows.count)
 
     def _watched(self, evaluate: Callable[[], Tensor], *, calls: int) -> Tensor:
-        """The losses; where the function keeps something, one example may be in another's loss, and the user vouches for it."""
+        """The losses; if the function keeps state, one example may enter another's loss, and the user vouches for it."""
         self._look(calls=None)  # it may have been tried
         made = evaluate()
         self._look(calls=calls)
@@ -98,7 +98,7 @@ class PrivateLoss:
         return losses.sum(0) if self._losses.capture.loss_reduction == "sum" else losses.mean(0)
 
     def _compare(self, rows: Arguments) -> None:
-        """The first batch: is the mean over single examples what the function gives for all of them, and its gradient, too?"""
+        """On the first batch: compare the mean over single examples, and its gradient, with what the function gives for all."""
         own = rows.apart()
         with Constant():
             each = own.one_by_one()
@@ -113,14 +113,14 @@ class PrivateLoss:
         self._compared = True
 
     def _compared_by(self, whole: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
-        """The two as means; or as sums, where the function of a run of sums gives one."""
+        """The two as means; or as sums, if the function of a run of sums gives one."""
         if whole.dim():
             return whole.mean(), each.mean()
         summed = self._losses.capture.loss_reduction == "sum" and not same(whole, each.mean())
         return whole, each.sum() if summed else each.mean()
 
     def _offer(self, rows: Arguments) -> str:
-        """The per-example form of this loss, where there is one."""
+        """The per-example form of this loss, if there is one."""
         form = _unreduced(self._fn)
         if form is not None:
             own = rows.of(form)
@@ -145,9 +145,9 @@ class PrivateLoss:
 
 
 class _Mean(torch.autograd.Function):
-    """The mean of the losses that count, the first ones; their gradients are divided by the number of all.
+    """The mean of the losses that count, the first ones; gradients are divided by the number of all rows.
 
-    So are those of any loss that the loop makes of this one, and of a loss of its own: whoever reads them multiplies by that number.
+    The same holds for any loss that the loop computes from this one, and for a loss of its own: the capture multiplies by that number.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""What is known of a run's losses: which passes came through one of them, and what the loop did between loader, model and loss.
+"""Tracks a run's losses: which passes went through one, and what the loop did between loader, model and loss.
 
-The proof of a model begins at its inputs, and a loss is taken of single rows of what it is given. Mixup, centring by the batch, or a
-mean over the outputs in between let one example into the rows of another, and neither of the two sees it: it is seen here, or the
+The proof of a model begins at its inputs, and a loss sees single rows of what it is given. Mixup, centring by the batch, or a mean over
+the outputs in between lets one example into the rows of another, and neither of the two can see it. It is detected here; otherwise the
 user vouches for it.
 """
 
@@ -52,7 +52,7 @@ class Losses:
         self._begun = False  # a backward pass that runs begins at a loss of the run
 
     def issued(self, batch: Batch, *, whole: bool, listed: bool = False) -> None:
-        """The loader hands out a batch (``whole``) or one of its micro-batches, of which several wait in a list (``listed``)."""
+        """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
         if whole:
             self._covered = 0
@@ -62,7 +62,7 @@ class Losses:
     def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
         """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
 
-        Where it is a term of something else nothing is known of the other terms, unless the caller says that it is ``alone``.
+        If it becomes a term of something else, nothing is known about the other terms, unless the caller says that it is ``alone``.
         """
         counted = (self.examples or 0) - self.padding
 
@@ -76,7 +76,7 @@ class Losses:
         return loss
 
     def _begins(self, loss: Tensor, examples: int) -> None:
-        """Have ``loss.backward()`` say that it begins there; with a mean, begin with the gradient of the sum.
+        """Make ``loss.backward()`` record that it starts there; for a mean, start with the gradient of the sum.
 
         Divided by their number, the ``examples`` then get theirs without rounding.
         """
@@ -98,7 +98,7 @@ class Losses:
         loss.backward = backward  # type: ignore[method-assign]
 
     def settle(self, examples: int | None) -> None:
-        """A step over ``examples`` was taken; None: on a batch from elsewhere."""
+        """Called after a step over ``examples``; None: on a batch from elsewhere."""
         if examples is None or not self._complete(examples):
             self.vouched = True
             divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
@@ -112,7 +112,7 @@ class Losses:
         return self._covered == 0
 
     def require(self, examples: int) -> None:
-        """Refuse a step of a certified run whose loss may be a mean: it divides everybody's gradient by how many there are.
+        """Refuse a step of a certified run whose loss may be a mean: it divides all gradients by the number of examples.
 
         Raises:
             CaptureError: nothing has been released.
@@ -130,6 +130,6 @@ class Losses:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a guarantee has to say of the losses."""
+        """What a guarantee must say about the losses."""
         said = ((VOUCHED, self.vouched), (PREPARED, self.handed.prepared), (ROUNDED, self.rounded))
         return tuple(note for note, holds in said if holds)

@@ -1,7 +1,7 @@
-"""What a function knows beside its arguments: all that its code can reach by name, in closures, globals, objects, classes and modules.
+"""The state that a function can reach besides its arguments: by name, in closures, globals, objects, classes and modules.
 
-A loss that is called with one example at a time cannot see another one, unless it remembers (a centre, a queue, a running mean) or reads
-what the loop has set between its calls.
+A loss that is called with one example at a time cannot see another one, unless it remembers something (a centre, a queue, a running mean)
+or reads what the loop has set between its calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-__all__ = ["Kept", "binds_data", "made_by"]
+__all__ = ["ReachableState", "binds_data", "made_by"]
 
 _MOST = 2000  # objects that are looked at, the nearest first
 _HOOKS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
@@ -31,15 +31,15 @@ Names = frozenset[str] | None  # attributes that are looked at; None: all of the
 Reached = tuple[Any, Names]
 
 
-class Kept:
-    """What a function holds now.
+class ReachableState:
+    """A snapshot of what a function can reach.
 
     >>> total = [0.0]
     >>> def loss(x):
     ...     total[0] += x
-    >>> before = Kept(loss)
+    >>> before = ReachableState(loss)
     >>> loss(1.5)
-    >>> before.is_still(Kept(loss), calls=1)
+    >>> before.is_still(ReachableState(loss), calls=1)
     False
     """
 
@@ -71,26 +71,26 @@ class Kept:
         else:  # what is trained moves by what is released
             self._all.append((id(value), value._version if type(value) is Tensor else 0))
 
-    def is_still(self, now: Kept, *, calls: int | None) -> bool:
-        """Whether nothing has changed but whole numbers, which count so many calls; None: whatever they count."""
+    def is_still(self, now: ReachableState, *, calls: int | None) -> bool:
+        """Whether nothing has changed except integers that count this many calls; None: whatever they count."""
         if self._all != now._all or not self.is_like(now) or len(self._numbers) != len(now._numbers):
             return False
         return calls is None or all(b - a in (0, calls) for a, b in zip(self._numbers, now._numbers, strict=True))
 
-    def is_like(self, now: Kept) -> bool:
-        """Whether another function, made by the same code, holds the same numbers and words, except for whole numbers."""
+    def is_like(self, now: ReachableState) -> bool:
+        """Whether another function, created by the same code, holds the same numbers and strings, except for integers."""
         return self._values == now._values
 
 
 def made_by(fn: Any) -> Any:
-    """What two functions have in common if one line of a program has made them."""
+    """What two functions have in common if the same line of a program created them."""
     while isinstance(fn, (partial, MethodType)):
         fn = fn.func if isinstance(fn, partial) else fn.__func__
     return fn.__code__ if isinstance(fn, FunctionType) else type(fn)
 
 
 def binds_data(fn: Any) -> bool:
-    """Whether it holds tensors or arrays, or numbers in its closure or its arguments: of the batch, if it was made for one."""
+    """Whether it holds tensors or arrays, or numbers in its closure or its arguments: those of a batch, if it was created for one."""
     bound: list[Any] = []
     while isinstance(fn, partial):
         bound += [*fn.args, *fn.keywords.values()]
@@ -113,7 +113,7 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _inside(value: Any, names: Names) -> list[Reached]:
-    """What an object holds, as far as code that uses these names may read it or write to it."""
+    """What an object holds, as far as code that uses these names may read or write it."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [(one, names) for one in value]
     if isinstance(value, dict):
@@ -141,7 +141,7 @@ def _of_object(value: Any, names: Names) -> list[Reached]:
 
 
 def _of_class(kind: type, names: Names, of: Any) -> list[Reached]:
-    """What stands in a class and those above it; of functions, what they use of the object or class ``of``."""
+    """What a class and its bases hold; for functions, what they use of the object or class ``of``."""
     found: list[Reached] = []
     for one in kind.__mro__:
         if _is_library(one.__module__):
@@ -191,7 +191,7 @@ def _cells(fn: FunctionType) -> list[Reached]:
 
 @cache
 def _names(code: CodeType) -> Names:
-    """That code uses, inside of it too; strings are names for ``getattr`` and its like."""
+    """The names that code uses, nested code included; strings count, for ``getattr`` and the like."""
     found = frozenset(code.co_names) | frozenset(_strings(code.co_consts))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -201,7 +201,7 @@ def _names(code: CodeType) -> Names:
 
 @cache
 def _globals(code: CodeType) -> tuple[str, ...]:
-    """Names that code looks for among globals, inside of it too."""
+    """The names that code looks up among globals, nested code included."""
     found = {i.argval for i in get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     found |= {*_strings(code.co_consts)} if "globals" in found else set()
     for inner in code.co_consts:
@@ -219,7 +219,7 @@ def _is_library(module: str | None) -> bool:
 
 @cache
 def _is_installed(package: str) -> bool:
-    """Whether it came with Python or by its installer: then its code keeps nothing of a run, but for what its objects hold."""
+    """Whether it came with Python or an installer: then its code keeps nothing of a run, except in its objects."""
     if package in stdlib_module_names and package != "__main__":
         return True
     file = vars(modules.get(package, object)).get("__file__")

@@ -13,11 +13,11 @@ from array import array
 
 from hushgrad.release.keys import RunKey
 
-__all__ = ["TWICE", "Once", "forget"]
+__all__ = ["TWICE", "KeyUse", "forget"]
 
 TWICE = "another run of this process released other values under this run's key, and their difference has no noise"
 
-_here: dict[str, Once] = {}
+_here: dict[str, KeyUse] = {}
 
 
 def forget() -> None:
@@ -25,17 +25,17 @@ def forget() -> None:
     _here.clear()
 
 
-class Once:
-    """The releases under one key: of every run a step and its witness, a step and its witness, and so on.
+class KeyUse:
+    """The releases under one key: for every run a list of step, witness, step, witness, and so on.
 
     >>> key = RunKey.make()
-    >>> first, second = Once.of(key).begun(), Once.of(key).begun()
+    >>> first, second = KeyUse.of(key).begun(), KeyUse.of(key).begun()
     >>> first.extend((0, 17, 1, 18))
     >>> second.extend((0, 17))
-    >>> Once.of(key).is_twice
+    >>> KeyUse.of(key).is_twice
     False
     >>> second.extend((1, 19))
-    >>> Once.of(key).is_twice
+    >>> KeyUse.of(key).is_twice
     True
     """
 
@@ -43,7 +43,7 @@ class Once:
         self._runs: list[array[int]] = []
 
     @classmethod
-    def of(cls, key: RunKey) -> Once:
+    def of(cls, key: RunKey) -> KeyUse:
         """What was released under ``key``, by any run."""
         return cls() if key.reproducible else _here.setdefault(key.fingerprint, cls())
 
