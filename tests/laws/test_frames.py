@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hushgrad.errors import StorageError
-from hushgrad.release import frames as module
+from hushgrad.release import journal_frames as module
 from hushgrad.release.journal_frames import Frames, frames_in
 from hushgrad.release.owner import Owner
 
