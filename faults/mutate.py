@@ -130,18 +130,18 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "no room is exactly 0",
     (
         "accounting/filter_rules.py",
-        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
-        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-2])",
+        "return min((order for order, room in rooms.items() if room >= HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room >= HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[-2])",
     ): "where no order has room the filter is refused, whichever it is",
     (
         "accounting/filter_rules.py",
-        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
-        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[1])",
+        "return min((order for order, room in rooms.items() if room >= HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room >= HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[1])",
     ): "where no order has room the filter is refused, whichever it is",
     (
         "accounting/filter_rules.py",
-        "return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
-        "return min((order for order, room in rooms.items() if room > POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room >= HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
+        "return min((order for order, room in rooms.items() if room > HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[-1])",
     ): "no room is exactly that share",
     (
         "accounting/filter_rules.py",
@@ -215,7 +215,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     },
     (
         "train/books.py",
-        "self.plan.noise.event(1.0, participation, self.plan.steps)  # its theorem, or NoTheorem now rather than in spent()",
+        "self.plan.noise.event(1.0, participation, self.plan.steps)  # raises NoTheorem now rather than in spent()",
         "self.plan.noise.event(2.0, participation, self.plan.steps)",
     ): "whether there is a theorem does not depend on how much noise there is",
     **{

@@ -35,7 +35,7 @@ _LARGEST = 2**63 - 1  # largest count: more fits no array, file or database
 
 
 def fail(name: str, value: object, constraint: str, remedy: str = "") -> NoReturn:
-    """Raise the house's one refusal: ``Expected {name}={value!r} {constraint}. {remedy}``."""
+    """Raise an ArgumentError in its standard form: ``Expected {name}={value!r} {constraint}. {remedy}``."""
     try:
         shown = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested lists

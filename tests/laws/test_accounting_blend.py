@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad.accounting import PLD
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds import blend_steps, compose, fft_powers, merge_steps
 from hushgrad.accounting.pld.bounds.blend_steps import Blend, blended, corner_weights
 from hushgrad.accounting.pld.bounds.compose import Window
@@ -110,7 +110,7 @@ def test_blended_bounds_hold_and_are_near(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(loss, PrivacyLoss)
     low, high = loss.epsilon_interval(1e-5)  # so few are not merged
     for cells, near in ((20, 1.2), (100, 1.03)):
-        monkeypatch.setattr(merge_steps, "POLICY", replace(POLICY, merged=10, merged_above=cells))
+        monkeypatch.setattr(merge_steps, "HEURISTICS", replace(HEURISTICS, merged=10, merged_above=cells))
         monkeypatch.setattr(merge_steps, "_CORNERS", 1)
         assert any(isinstance(curve, Blend) for curve, _ in loss._direction(0, 1e-4, upper=True))
         assert low <= loss.epsilon(1e-5) <= high * near

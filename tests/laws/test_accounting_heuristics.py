@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 import pytest
 
 from hushgrad.accounting import epsilon_interval, for_group
-from hushgrad.accounting.heuristics import POLICY, Policy
+from hushgrad.accounting.heuristics import HEURISTICS, Heuristics
 from hushgrad.events import BallsInBins, Compose, Event, Exponential, Gaussian, Laplace, Sampled, TruncatedPoisson
 
 
-def _drawn(rng: random.Random) -> Policy:
+def _drawn(rng: random.Random) -> Heuristics:
     """Every number up to three times smaller or larger; what bounds memory, work, shares or the fineness of a proof only smaller."""
     only_smaller = {
         "cells",
@@ -28,8 +28,8 @@ def _drawn(rng: random.Random) -> Policy:
         "slacks",
     }
     changed = {}
-    for each in fields(Policy):
-        value = getattr(POLICY, each.name)
+    for each in fields(Heuristics):
+        value = getattr(HEURISTICS, each.name)
         factor = 3 ** rng.uniform(-1, 0 if each.name in only_smaller else 0.7)
         if isinstance(value, tuple):
             changed[each.name] = tuple(factor * v for v in value)
@@ -37,7 +37,7 @@ def _drawn(rng: random.Random) -> Policy:
             changed[each.name] = max(2, round(factor * value))
         else:
             changed[each.name] = factor * value
-    return replace(POLICY, **changed)
+    return replace(HEURISTICS, **changed)
 
 
 def _runs(rng: random.Random) -> list[tuple[Event, str]]:
@@ -63,8 +63,8 @@ def test_any_policy_gives_valid_ends(seed: int, monkeypatch: pytest.MonkeyPatch)
     usual = [epsilon_interval(event, delta=1e-6, relation=relation) for event, relation in runs]
     drawn = _drawn(rng)
     for name, module in list(sys.modules.items()):
-        if name.startswith("hushgrad.accounting") and getattr(module, "POLICY", None) is POLICY:
-            monkeypatch.setattr(module, "POLICY", drawn)
+        if name.startswith("hushgrad.accounting") and getattr(module, "HEURISTICS", None) is HEURISTICS:
+            monkeypatch.setattr(module, "HEURISTICS", drawn)
     for (event, relation), (low, high) in zip(runs, usual, strict=True):
         other_low, other_high = epsilon_interval(event, delta=1e-6, relation=relation)
         assert other_low <= high * (1 + 1e-9), (seed, event, relation)

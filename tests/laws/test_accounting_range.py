@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hushgrad.accounting import PLD, RDP, delta, delta_curve, epsilon, estimate, gaussian_epsilon
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds import blend_steps, merge_steps
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.accounting.pld.search.epsilon_bounds import epsilon_bound
@@ -82,7 +82,7 @@ def _schedule(count: int) -> PrivacyLoss:
 def test_merging_is_on_the_safe_side_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
-    monkeypatch.setattr(merge_steps, "POLICY", replace(POLICY, merged=10))
+    monkeypatch.setattr(merge_steps, "HEURISTICS", replace(HEURISTICS, merged=10))
     merged = loss.epsilon_interval(1e-5, 1e-2)
     assert len(loss._direction(0, 1e-2, upper=True)) < 60
     assert merged[0] <= exact[0] * (1 + 1e-4)
@@ -101,7 +101,7 @@ def test_merging_in_the_wrong_direction_is_seen(monkeypatch: pytest.MonkeyPatch)
     loss = _schedule(200)
     exact = loss.epsilon_interval(1e-5)
     honest = merge_steps._Steps._extremes
-    monkeypatch.setattr(merge_steps, "POLICY", replace(POLICY, merged=10))
+    monkeypatch.setattr(merge_steps, "HEURISTICS", replace(HEURISTICS, merged=10))
     monkeypatch.setattr(merge_steps._Steps, "_extremes", lambda steps, cells, *, upper: honest(steps, cells, upper=not upper))
     parts = loss._direction(0, 1e-2, upper=False)
     assert len(parts) < 60 and epsilon_bound(parts, 1e-5, 1e-4, upper=False).epsilon > exact[1]

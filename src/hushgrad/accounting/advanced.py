@@ -11,7 +11,7 @@ from hushgrad.accounting.base import Accountant, Loss
 from hushgrad.accounting.basic import basic_epsilon
 from hushgrad.accounting.composition import Terms, share_of_delta
 from hushgrad.accounting.dp_statements import STATED, statement
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.events import Event, Relation
 
 
@@ -40,7 +40,7 @@ class AdvancedLoss(Terms):
         if delta <= 0.0:
             return best
         flexible = any(s.flexible for s, _ in self.terms)
-        for slack_part in POLICY.slacks if flexible else (1.0,):
+        for slack_part in HEURISTICS.slacks if flexible else (1.0,):
             best = min(best, self._with_slack(delta, slack_part))
         return best
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.errors import NumericalLimit
 
 
@@ -25,9 +25,9 @@ class Bracket:
     def __call__(self, u: float) -> float:
         """g(u), evaluated once for each u."""
         if u not in self.seen:
-            if len(self.seen) >= POLICY.most_evaluations:
+            if len(self.seen) >= HEURISTICS.most_evaluations:
                 raise NumericalLimit(
-                    f"No crossing was found in {POLICY.most_evaluations} evaluations. Is epsilon monotone in this parameter?"
+                    f"No crossing was found in {HEURISTICS.most_evaluations} evaluations. Is epsilon monotone in this parameter?"
                 )
             self.seen[u] = self.g(u)
         return self.seen[u]
@@ -65,24 +65,24 @@ def _expanded(ask: Bracket, start: float, ends: tuple[float, float]) -> tuple[fl
     """(low, high) around the crossing; None for a side on which no such point exists."""
     if ask(start) <= 0.0:
         return _down(ask, start, ends)
-    low, step = start, POLICY.first_step
+    low, step = start, HEURISTICS.first_step
     while low < ends[1]:
         met = ask.met_above(low)
         u = min(low + _stride(ask, low, step), ends[1]) if met is None else met
         if ask(u) <= 0.0:
             return low, u
-        low, step = u, step * POLICY.growth
+        low, step = u, step * HEURISTICS.growth
     return low, None
 
 
 def _down(ask: Bracket, high: float, ends: tuple[float, float]) -> tuple[float | None, float]:
-    known, step = ask.failed_below(high), POLICY.first_step
+    known, step = ask.failed_below(high), HEURISTICS.first_step
     while known is None and high > ends[0]:
         u = max(high - _stride(ask, high, step), ends[0])
         if ask(u) > 0.0:
             known = u
         else:
-            high, step = u, step * POLICY.growth
+            high, step = u, step * HEURISTICS.growth
     return known, high
 
 
@@ -93,7 +93,7 @@ def _stride(ask: Bracket, u: float, step: float) -> float:
         return step
     v = min(others, key=lambda v: abs(v - u))
     slope = (ask(u) - ask(v)) / (u - v)
-    return max(step, min(POLICY.beyond * abs(ask(u) / slope), POLICY.farthest)) if slope < 0.0 else step
+    return max(step, min(HEURISTICS.beyond * abs(ask(u) / slope), HEURISTICS.farthest)) if slope < 0.0 else step
 
 
 def _root(ask: Bracket, low: float, high: float) -> float:

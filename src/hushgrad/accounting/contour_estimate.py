@@ -22,7 +22,7 @@ from hushgrad import _check
 from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.base import count_leaves, trivial_loss
 from hushgrad.accounting.gaussian import gaussian_epsilon
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.participation import poisson_rate
 from hushgrad.accounting.rdp import RDP
 from hushgrad.errors import NoTheorem
@@ -101,7 +101,7 @@ def _mixture_cumulants(
         turning = sigma**2 / (largest * (1.0 + float(np.abs(power.imag).max())))  # the integrand oscillates with Im power
         step = min(0.4 * sigma, strip / 4.0, turning)
         points = (reach + 24.0 * sigma) / step
-        if points * power.size > POLICY.contour_block:
+        if points * power.size > HEURISTICS.contour_block:
             raise NoTheorem("The contour estimate would need too many points here. Ask epsilon.")
         x = np.arange(-12.0 * sigma, reach + 12.0 * sigma, step)
         with np.errstate(divide="ignore"):
@@ -189,7 +189,7 @@ def _nodes(cumulants: Cumulants, c: float, spacing: float) -> tuple[npt.NDArray[
     """Points on the upper half of the contour and K there, until the integrand has died out."""
     top = float(cumulants(np.array([c + 0.0j]))[0].real)
     tau, values, size = np.zeros(0), np.zeros(0, dtype=np.complex128), 64
-    while len(tau) < POLICY.contour_nodes:
+    while len(tau) < HEURISTICS.contour_nodes:
         block = (len(tau) + np.arange(size)) * spacing
         k = cumulants(np.asarray(c + 1j * block, dtype=np.complex128))
         tau, values = np.concatenate((tau, block)), np.concatenate((values, k))

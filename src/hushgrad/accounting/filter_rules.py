@@ -15,7 +15,7 @@ from hushgrad.accounting.base import Loss
 from hushgrad.accounting.composition import Terms
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.accounting.gdp import GDPLoss
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.rdp import RDPLoss
 from hushgrad.accounting.zcdp import ZCDPLoss
 from hushgrad.errors import NoTheorem
@@ -26,7 +26,7 @@ def _orders(first: float, last: float, step: float) -> list[float]:
     return [1.0 + math.exp(step * k) for k in range(round(first / step), round(last / step))]
 
 
-_ORDERS, _FINE_ORDERS = _orders(*POLICY.order_logs), _orders(*POLICY.fine_order_logs)
+_ORDERS, _FINE_ORDERS = _orders(*HEURISTICS.order_logs), _orders(*HEURISTICS.fine_order_logs)
 
 Cost = float | Fraction  # sums of doubles are exact
 
@@ -201,7 +201,7 @@ def order_for(plan: Event, epsilon: float, delta: float, relation: Relation) -> 
     around = [1.0 + (best - 1.0) * math.exp(0.01 * k) for k in range(-14, 15)]  # where divergences jump, a few per cent matter
     shares |= {order: share(order) for order in around}
     least = min(shares.values())
-    usual, wide = math.log(_default_order(epsilon, delta) - 1.0), least / POLICY.most_copies
+    usual, wide = math.log(_default_order(epsilon, delta) - 1.0), least / HEURISTICS.most_copies
     # a plan that fits only at its best order must still fit
     good = [order for order, used in shares.items() if used <= (wide if wide <= 1.0 else max(least, 1.0))]
     return min(good, key=lambda order: abs(math.log(order - 1.0) - usual))
@@ -214,11 +214,11 @@ def _room(order: float, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _default_order(epsilon: float, delta: float) -> float:
-    """The smallest order that admits a share of the Gaussian steps that the best one does (``Policy.least_copies``).
+    """The smallest order that admits a share of the Gaussian steps that the best one does (``Heuristics.least_copies``).
 
     Nothing is known about the steps. Those on samples have divergences that jump at an order of their own, and below it small ones: a lower
     order costs Gaussian steps a little and admits more of the others.
     """
     rooms = {order: max(_room(order, epsilon, delta), 0.0) / order for order in _FINE_ORDERS}
     most = max(rooms.values())
-    return min((order for order, room in rooms.items() if room >= POLICY.least_copies * most > 0.0), default=_FINE_ORDERS[-1])
+    return min((order for order, room in rooms.items() if room >= HEURISTICS.least_copies * most > 0.0), default=_FINE_ORDERS[-1])

@@ -21,7 +21,7 @@ from hushgrad._printed import below, times
 from hushgrad._value import Value
 from hushgrad.accounting.api import accountant_of, epsilon, loss_of
 from hushgrad.accounting.base import Accountant
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.participation import poisson_rate
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Relation
@@ -136,9 +136,9 @@ def _participants(k: int, q: float) -> tuple[NDArray[np.float64], NDArray[np.flo
     """
     middle, reach = k * q, 14.0 * math.sqrt(k * q * (1 - q)) + 100.0
     low, high = max(0, math.floor(middle - reach)), min(k, math.ceil(middle + reach))
-    if high - low > POLICY.group_counts:
+    if high - low > HEURISTICS.group_counts:
         raise NoTheorem(f"A group of {k} at rate {q:g} is too large for a mixture. Use epsilon_for_group.")
-    step = -(-(high - low + 1) // POLICY.group_cells)
+    step = -(-(high - low + 1) // HEURISTICS.group_cells)
     counts = np.arange(low, high + 1, dtype=np.float64)
     ratios = np.log((k - counts[:-1]) / counts[1:]) + (math.log(q) - math.log1p(-q))
     logs = np.concatenate([[0.0], np.cumsum(ratios)])

@@ -11,44 +11,44 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """How hard the accountants try, and where they look first."""
+class Heuristics:
+    """How much work the accountants do, and where their searches begin."""
 
     # An answer.
-    width: float = 1e-4  # of an interval, relative to epsilon: an answer in milliseconds, and nobody reports a fifth digit
-    width_above: float = 0.62  # the share of the width that is asked of the upper end; it needs the finer grid
-    width_below: float = 0.35  # and of the lower end; the rest is slack for rules of thumb
+    width: float = 1e-4  # relative width of an interval: takes milliseconds, and a fifth digit is never reported
+    width_above: float = 0.62  # share of the width allowed to the upper end, which needs the finer grid
+    width_below: float = 0.35  # share allowed to the lower end; the rest is slack for rough estimates
     coarse: float = 0.02  # width for very many steps in a direction that is expected to be the smaller one
-    retries: int = 2  # of a lower end that missed its width: the third one never helped
-    net: int = 32  # as many distinct events are asked for a Rényi bound as well; each takes milliseconds
+    retries: int = 2  # of a lower bound that missed its width; a third never helped
+    net: int = 32  # up to this many distinct events a Rényi bound is computed as well; each takes milliseconds
 
     # Grids and windows of a composition.
     cells: int = 2**21  # of the FFT's window: keeps a question below about 150 MB
-    few_cells: int = 4096  # a window that small costs nothing, so the grid may be finer than needed
+    few_cells: int = 4096  # a window this small is cheap, so the grid may be finer than needed
     rough: float = 0.02  # relative error of epsilon at which a grid is chosen from a first, coarse composition
-    attempts: int = 4  # at a window, each with a stricter budget; two are the usual number
-    resolved: float = 50.0  # grid steps from zero to an answer; fewer, and the grid is made finer
-    alone: int = 32  # parts that are asked one by one where a composition is out of reach
+    attempts: int = 4  # windows to try, each with a stricter error allowance; usually two
+    resolved: float = 50.0  # least number of grid steps from zero to an answer; with fewer the grid is refined
+    alone: int = 32  # parts that are bounded one by one if composition is out of reach
     short: tuple[float, ...] = (0.01, 0.1, 0.4)  # shares of delta for rare large losses, tried where rounding dominates
-    fitted_atoms: int = 128  # as many atoms can be fitted together; more are as good as a density
+    fitted_atoms: int = 128  # atoms to which a grid can be fitted; more are treated as a density
     candidates: int = 512  # steps of a grid that are compared for how well they hit the atoms
     finer: float = 0.6  # the factor between two rounds of candidates
-    rounds: int = 14  # 0.6^14 is a thousandth: a grid that fine is out of reach anyway
-    few_atoms: int = 2**14  # of one curve; more are as good as a density
-    endless: int = 2**26  # grid points over the losses of one step: before they are thinned out they are only counted
+    rounds: int = 14  # 0.6^14 is a thousandth, and a finer grid is out of reach
+    few_atoms: int = 2**14  # atoms of one curve; more are treated as a density
+    endless: int = 2**26  # grid points over the losses of one step, before thinning
     most_points: int = 2**16  # on one side of a step's grid, about: a transform of that many takes a millisecond
-    passes: int = 200  # of a hull; one that is not finished is no convex one, and the proof there finds that
+    passes: int = 200  # of the hull algorithm; the proof notices a hull that is not finished
 
     # The saddle point.
-    moment_points: int = 160  # of a quadrature that gives cumulants to three digits, which is all that a window needs
+    moment_points: int = 160  # of the quadrature for cumulants: three digits, enough to choose a window
     largest_tilt: float = 1e9  # deltas near 1e-300 of a million steps need 1e5
     exponents: tuple[float, ...] = (0.01, 0.0241, 0.0581, 0.14, 0.2, 0.2779, 0.386, 0.5364, 0.7452, 1.0354, 1.4389, 2.0)
     """of Chernoff bounds, over the one that is best for a Gaussian; the small ones for rare large losses"""
-    tilts: tuple[float, ...] = (0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05)  # shares of the saddle's own, for narrower windows
+    tilts: tuple[float, ...] = (0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05)  # fractions of the saddle point's tilt to try
 
     # Very many different steps.
-    merged: int = 300  # more different curves than these are merged: one transform each is then the larger cost
-    merged_below: int = 2500  # so many cells at most from below: a composition then takes some seconds
+    merged: int = 300  # more different curves than this are merged, since each needs a transform
+    merged_below: int = 2500  # largest number of cells from below: a composition then takes some seconds
     merged_ratio: float = 0.35  # the largest ratio of the sides of a cell of mixtures; the series converges below one half
     merged_above: int = 1200  # cells of mixtures at most, four transforms each
     merged_tilt: float = 30.0  # how much more mixtures may cost than estimated: large losses count more, and are more sensitive
@@ -62,7 +62,7 @@ class Policy:
     exchange_deep: float = 9.7  # standard deviations of a Gaussian with that little beyond
     exchange_fineness: int = 60  # places per spread: one epsilon then takes a tenth of a second
     exchange_places: int = 2000  # of a sum at most, about, where terms are of all sizes: a tenth of a second again
-    exchange_small: float = 1e-7  # sums this small beside 1 do not matter
+    exchange_small: float = 1e-7  # sums this small relative to 1 are negligible
     exchange_large: float = 200.0  # spreads from here on have terms of all sizes: small sums get places of their own
     exchange_left: float = 1e-5  # the share of delta that an addition may leave out at either end, from below
     exchange_alone: int = 4  # epsilons asked together that are worth the finer nodes
@@ -80,7 +80,7 @@ class Policy:
     most_atoms: int = 8_000_000  # of a discrete Laplace distribution: the same
     # survivors of cuts per record of a full batch: from here on some stay, then all
     frequent_cuts: tuple[float, float] = (5.0, 35.0)
-    group_cells: int = 1024  # numbers of participants that are told apart: more, and one question takes seconds
+    group_cells: int = 1024  # distinct numbers of participants: with more, one question takes seconds
     group_counts: int = 4_000_000  # that are added up: a second
     trials_block: int = 4096  # probabilities of numbers of trials that are made together
 
@@ -93,7 +93,7 @@ class Policy:
     most_evaluations: int = 200  # bisection of the widest range to the finest tolerance takes 40
 
     # Rényi bounds and filters.
-    quadrature_points: int = 60_000  # an integral over more points is not worth its time: the bound without sampling is used
+    quadrature_points: int = 60_000  # with more points the integral is too slow, and the bound without sampling is used
     largest_order: int = 4096  # integer sums are not taken further, for the same reason
     most_copies: float = 0.85  # of the copies of a plan that the best order admits: an order nearer to the budget's own may do
 
@@ -107,7 +107,7 @@ class Policy:
 
     # The estimate by a contour.
     contour_block: int = 1_500_000  # points of one block of the double integral: 50 MB
-    contour_nodes: int = 3000  # a contour that needs more decays too slowly: no estimate is better than a bad one
+    contour_nodes: int = 3000  # if the contour needs more, no estimate is given
 
 
-POLICY = Policy()
+HEURISTICS = Heuristics()

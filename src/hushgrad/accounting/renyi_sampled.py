@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from hushgrad.accounting._numeric import up
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.renyi import Curve
 
 Array = npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ def _grid(sigma: float, largest: float, alpha: float) -> Array | None:
         step = min(step, 2.0 * math.pi * strip / (74.0 + strip**2 / (2.0 * sigma**2)))
     low, high = -_REACH * sigma - 2.0 * largest, max(alpha, 2.0) * largest + _REACH * sigma
     points = (high - low) / step
-    return np.arange(low, high, step) if points <= POLICY.quadrature_points else None
+    return np.arange(low, high, step) if points <= HEURISTICS.quadrature_points else None
 
 
 def _excess(x: Array, sigma: float, shifts: Array, weights: Array) -> tuple[Array, Array]:
@@ -192,7 +192,7 @@ def _interpolated(at_integer: Callable[[int], float], base: Curve) -> Curve:
     known = lru_cache(maxsize=None)(lambda order: min(at_integer(order), base(float(order))))
 
     def curve(alpha: float) -> float:
-        if alpha >= POLICY.largest_order:
+        if alpha >= HEURISTICS.largest_order:
             return base(alpha)
         low = math.floor(alpha)
         weight = alpha - low

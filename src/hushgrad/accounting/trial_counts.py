@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.rdp import success_probability
 
 
@@ -35,7 +35,7 @@ def number_at(place: float, *, mean: float, shape: float) -> int:
 
 def probabilities(mean: float, shape: float) -> Iterator[NDArray[np.float64]]:
     """P(K = 1), P(K = 2), ..., in blocks, until less than 2^-64 is left."""
-    gamma, block = success_probability(mean, shape), POLICY.trials_block
+    gamma, block = success_probability(mean, shape), HEURISTICS.trials_block
     if gamma == 1.0:
         yield np.ones(1)
         return

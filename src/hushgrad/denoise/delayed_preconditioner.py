@@ -22,7 +22,7 @@ class DelayedPreconditioner(Denoiser):
 
         g̃_t = [sum_i clip_C(s ⊙ g_i) + noise] / batch_size,     s = k / (sqrt(v) + ``eps`` rms(sqrt(v)))
 
-    and hands g̃_t over as it is: the direction of RMSProp. Averaging over the delay leaves 1/``delay`` of the noise's variance in v, and
+    and passes g̃_t on unchanged: the direction of RMSProp. Averaging over the delay leaves 1/``delay`` of the noise's variance in v, and
     scaling *before* clipping and noise lets rare coordinates, which noise of one size drowns, come through. k is such that a gradient
     of the usual shape keeps its norm, so that one clip norm and one learning rate serve both kinds of steps; ``ratio`` = r clips the
     adaptive ones at r C instead, with r times the noise.

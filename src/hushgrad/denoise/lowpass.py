@@ -65,7 +65,7 @@ class LowPass(Denoiser):
             _check.fail("b", self.b, "to pass a constant gradient with a positive sign at every step", "b=(1 + sum(a),) does.")
 
     def _lowest_response(self) -> float:
-        from scipy.signal import lfilter  # here, so that importing the room does not load scipy.signal
+        from scipy.signal import lfilter  # not at the top, so that importing the package does not load scipy.signal
 
         steps = np.asarray(lfilter(self.b, (1.0, *self.a), np.ones(_HORIZON)))
         return float(min(steps.min(), sum(self.b) / (1 + sum(self.a))))

@@ -22,7 +22,7 @@ class Sampler(Value, family="sampler"):
     records (secret under add/remove), and the draws decide who takes part.
 
     A subclass is a frozen dataclass with a field ``steps`` and two methods: what it promises (:meth:`participation`) and how
-    it deals (:meth:`dealer`). ``hushgrad.testing.check_sampler`` tests the second against the first.
+    it draws batches (:meth:`dealer`). ``hushgrad.testing.check_sampler`` tests the second against the first.
     """
 
     steps: int

@@ -16,7 +16,7 @@ class RoundRobin(Sampler):
     """The records in one fixed order, ``batch_size`` at a time, the same order in every epoch.
 
     An epoch has ceil(dataset_size / batch_size) steps; its last batch may be smaller. Because the order never changes, a
-    record's participations are exactly one epoch apart, whatever its place: a short last batch shortens nobody's gap.
+    record's participations are exactly one epoch apart, whatever its place: a short last batch shortens no gap.
 
     **Formal guarantee.** At most ``epochs`` participations of a record, any two at least ceil(dataset_size / batch_size) steps
     apart. It holds for every order, and nothing about the order needs to be secret for it.

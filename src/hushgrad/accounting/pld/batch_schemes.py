@@ -9,7 +9,7 @@ from typing import cast
 from scipy.special import bdtr, bdtrc, betaln
 
 from hushgrad.accounting.base import Loss
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.participation import require_known_size
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.bounds.allocation import AllocatedAbove, AllocatedBelow, reaches
@@ -62,7 +62,7 @@ class Cuts:
     @property
     def stays(self) -> float:
         """How much of ``survives`` to leave at a distance of two contributions; any part gives a valid bound."""
-        first, all_of_it = POLICY.frequent_cuts
+        first, all_of_it = HEURISTICS.frequent_cuts
         ratio = self.survives / (self.last * self.rate) if self.last > 1e-250 else math.inf
         return self.survives * min(1.0, max(0.0, (ratio - first) / (all_of_it - first)))
 
@@ -89,10 +89,10 @@ def _point(k: int, n: int, q: float) -> tuple[float, float]:
 
 
 NOISE = (Gaussian, Laplace, DiscreteGaussian, DiscreteLaplace)  # noise on a sum: two sums are at most two contributions apart
-# of Gaussians: closer, and differences of their tails lose digits; farther, and ratios are no doubles
+# distances of Gaussians: below, differences of tails lose digits; above, ratios overflow
 _NEAREST, _FARTHEST = (1e-3, 25.0)
-_NOTHING = 1e-100  # of a mass
-_FAR = 300.0  # scales of Laplace noise: farther, and e^{2r} is no double
+_NOTHING = 1e-100  # a negligible mass
+_FAR = 300.0  # scales of Laplace noise: beyond, e^{2r} overflows
 
 
 def once(*above: Curve, below: tuple[Curve, ...] | None = None) -> PrivacyLoss:
@@ -201,7 +201,7 @@ def balls(of: Event, how: BallsInBins, relation: Relation) -> Loss:
 
 
 def _allocated(base: Curve, bins: int) -> Loss:
-    """One pass over ``bins`` bins, each of which shows a record by ``base``."""
+    """One pass over ``bins`` bins, each of which reveals a record as ``base`` does."""
     alone = mirrored(PoissonRemove(base, 1 / bins))
     if not reaches(base):
         return once(base, below=alone)

@@ -10,7 +10,7 @@ from hushgrad import events
 from hushgrad.accounting._numeric import ratio_up
 from hushgrad.accounting.base import Loss, Nothing, Unbounded
 from hushgrad.accounting.dp_statements import pure_epsilon
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.participation import Way, kind_of, sampling
 from hushgrad.accounting.pld.accountant import PLD
 from hushgrad.accounting.pld.batch_schemes import NOISE, balls, mirrored, once, replaced, truncated, zeroed
@@ -40,7 +40,7 @@ def _(event: events.Laplace, relation: Relation) -> Loss:
 
 @PLD.analyses(events.DiscreteGaussian)
 def _(event: events.DiscreteGaussian, relation: Relation) -> Loss:
-    if event.sigma > POLICY.widest_table:
+    if event.sigma > HEURISTICS.widest_table:
         raise NoTheorem(
             f"No table holds a discrete Gaussian of sigma={event.sigma:g}. Ask the zcdp or rdp accountant: it is tight there."
         )
@@ -50,7 +50,7 @@ def _(event: events.DiscreteGaussian, relation: Relation) -> Loss:
 @PLD.analyses(events.DiscreteLaplace)
 def _(event: events.DiscreteLaplace, relation: Relation) -> Loss:
     distance = relation.contributions * event.sensitivity
-    if min(distance, DEEPEST * event.scale) > POLICY.most_atoms:
+    if min(distance, DEEPEST * event.scale) > HEURISTICS.most_atoms:
         raise NoTheorem(
             f"No table holds a discrete Laplace distribution of scale={event.scale:g} at a distance of {distance:g}. "
             "Ask the rdp accountant, or describe the step by PureDP."

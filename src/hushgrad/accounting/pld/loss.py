@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hushgrad import _check
 from hushgrad.accounting.base import Loss
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.participation import unamplified
 from hushgrad.accounting.pld.bounds.merge_steps import rounded
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Curve, GaussianCurve
@@ -42,7 +42,7 @@ class PrivacyLoss:
     parts: tuple[tuple[Pair, int], ...]
     sources: tuple[tuple[Event, Relation, int], ...] = field(default=(), compare=False, repr=False)
 
-    def epsilon(self, delta: float, *, width: float = POLICY.width) -> float:
+    def epsilon(self, delta: float, *, width: float = HEURISTICS.width) -> float:
         """A certified upper bound on epsilon, too large by a fraction of about ``width`` at most."""
         delta = _check.delta(zero=True, delta=delta)
         return self._safe(self._uppers(delta, width), delta)
@@ -55,22 +55,22 @@ class PrivacyLoss:
         """Certified upper bounds on delta at rising ``epsilons``, to about three digits: for curves."""
         bounds, net = [0.0] * len(epsilons), self._net()
         for k in range(self._count(upper=True)):
-            found = delta_bounds(self._direction(k, POLICY.width, upper=True), epsilons, bounds)
+            found = delta_bounds(self._direction(k, HEURISTICS.width, upper=True), epsilons, bounds)
             bounds = [max(pair) for pair in zip(bounds, found, strict=True)]
         return bounds if net is None else _least(bounds, epsilons, net)
 
-    def epsilon_interval(self, delta: float, width: float = POLICY.width) -> tuple[float, float]:
+    def epsilon_interval(self, delta: float, width: float = HEURISTICS.width) -> tuple[float, float]:
         """Certified bounds (lower, upper) on epsilon, ``width`` apart relative to epsilon if that can be had."""
         delta, width = _check.delta(zero=True, delta=delta), _check.positive(width=width)
-        found = self._uppers(delta, POLICY.width_above * width)
+        found = self._uppers(delta, HEURISTICS.width_above * width)
         upper = self._safe(found, delta)
         if math.isinf(upper):
             return 0.0, upper
-        asked = POLICY.width_below
+        asked = HEURISTICS.width_below
         lower = self._lower(delta, asked * width, found)
         # Finer grids bring the two bounds together where all upper curves are attained, and no steps are merged.
-        can_meet = len(self.parts) <= POLICY.merged and self._attained()
-        for _ in range(POLICY.retries if can_meet else 0):
+        can_meet = len(self.parts) <= HEURISTICS.merged and self._attained()
+        for _ in range(HEURISTICS.retries if can_meet else 0):
             missed = (upper - lower.epsilon) / max(width * upper, 1e-300)
             if missed <= 1 or not lower.improvable:
                 break
@@ -98,11 +98,11 @@ class PrivacyLoss:
         epsilon = _check.non_negative(epsilon=epsilon)
         high, low, net = 0.0, 0.0, self._net()
         for k in range(self._count(upper=True)):
-            parts = self._direction(k, POLICY.width, upper=True)
+            parts = self._direction(k, HEURISTICS.width, upper=True)
             high = max(high, delta_bound(parts, epsilon, upper=True, known=high))
         high = high if net is None else min(high, net.delta(epsilon))
         for k in range(self._count(upper=False) if lower else 0):
-            low = max(low, delta_bound(self._direction(k, POLICY.width, upper=False), epsilon, upper=False))
+            low = max(low, delta_bound(self._direction(k, HEURISTICS.width, upper=False), epsilon, upper=False))
         return _consistent("delta", low, high)
 
     def _safe(self, found: list[Answer], delta: float) -> float:
@@ -118,7 +118,7 @@ class PrivacyLoss:
     def _net(self) -> Loss | None:
         """The Rényi loss of the same events, if there is one and it is cheap."""
         relations = {relation for _, relation, _ in self.sources}
-        if len(relations) != 1 or len(self.sources) > POLICY.net:
+        if len(relations) != 1 or len(self.sources) > HEURISTICS.net:
             return None
         try:
             return RDP().loss(Compose(unamplified(event) * n for event, _, n in self.sources), relations.pop())
@@ -130,9 +130,9 @@ class PrivacyLoss:
         found: list[Answer] = []
         known = 0.0
         for k in range(self._count(upper=True)):
-            parts = self._direction(k, POLICY.coarse if known and len(self.parts) > POLICY.merged else width, upper=True)
+            parts = self._direction(k, HEURISTICS.coarse if known and len(self.parts) > HEURISTICS.merged else width, upper=True)
             answer = epsilon_bound(parts, delta, width, upper=True, known=known)
-            if known < answer.epsilon and known and len(self.parts) > POLICY.merged:
+            if known < answer.epsilon and known and len(self.parts) > HEURISTICS.merged:
                 answer = epsilon_bound(self._direction(k, width, upper=True), delta, width, upper=True, known=known)
             found.append(answer)
             known = max(known, answer.epsilon)
@@ -153,9 +153,9 @@ class PrivacyLoss:
 
 
 def _least(bounds: Sequence[float], epsilons: Sequence[float], net: Loss) -> list[float]:
-    """The smaller of ``bounds`` and of what ``net`` says of each of the rising ``epsilons``.
+    """The smaller of ``bounds`` and the bounds of ``net`` at each of the increasing ``epsilons``.
 
-    Delta falls with epsilon: where ``net`` says as much as a bound at a larger epsilon, it says no less here, and is not asked again.
+    Delta falls with epsilon, so ``net`` is evaluated only where the bound exceeds its last value, at a larger epsilon.
     """
     found, least = list(bounds), 0.0
     for k in reversed(range(len(found))):

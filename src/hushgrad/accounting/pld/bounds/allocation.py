@@ -31,7 +31,7 @@ from typing import Protocol, TypeVar, cast
 import numpy as np
 from scipy.special import ndtr
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.convex_order import Law, summed_above, summed_below
 from hushgrad.accounting.pld.bounds.from_above import chords
 from hushgrad.accounting.pld.bounds.grid import GUARD
@@ -42,7 +42,7 @@ _U = 2.0**-53
 _EXPONENTIALS = 2048 * _U  # the relative error of places and masses of one term: exponentials of numbers below 700
 CELLS = 2.0**-36  # the relative error of a difference of normal tails, at least 1/150 apart: 200 times that of a tail
 _TINY = 1e-280
-_NARROWEST, _WIDEST = 1e-6, 600.0  # of the losses of one term: narrower, and rounding counts; wider, and a ratio is no double
+_NARROWEST, _WIDEST = 1e-6, 600.0  # range of losses of one term: below it rounding matters, above it ratios overflow
 
 
 class _Table(Atoms):
@@ -91,7 +91,7 @@ class AllocatedBelow(_Table):
         losses = np.log(ratio.law.places)
         mass = ratio.law.mass * (1 - 1.01 * ratio.law.error - 2 * ratio.moved)
         nearer = np.sign(losses) * np.maximum(np.abs(losses) - ratio.moved, 0.0)
-        apart = np.append(True, np.diff(nearer) > 0)  # those that met at 0 tell nothing
+        apart = np.append(True, np.diff(nearer) > 0)  # losses that were moved to 0 carry no information
         return nearer[apart], (ratio.law.places * mass)[apart]
 
     def _ratio(self) -> _Ratio:
@@ -106,7 +106,7 @@ def reaches(base: Curve) -> bool:
 
 def _ends(base: Curve) -> tuple[float, float]:
     """Losses outside which P and Q have next to no mass."""
-    return -Mirror(base).reach(POLICY.allocation_tail)[1], base.reach(POLICY.allocation_tail)[1]
+    return -Mirror(base).reach(HEURISTICS.allocation_tail)[1], base.reach(HEURISTICS.allocation_tail)[1]
 
 
 class _Mean(Protocol):
@@ -168,7 +168,7 @@ class _Above(_Ratio):
     def trimmed(self) -> _Above:
         """Move the masses at both ends to 0 and to infinity: two outcomes instead of one, which can only increase the profile."""
         law, moment = self.law, self.law.mass * self.law.places
-        keep = (np.cumsum(law.mass) > POLICY.allocation_tail) & (np.cumsum(moment[::-1])[::-1] > POLICY.allocation_tail)
+        keep = (np.cumsum(law.mass) > HEURISTICS.allocation_tail) & (np.cumsum(moment[::-1])[::-1] > HEURISTICS.allocation_tail)
         lost, infinite = (float(np.sum(x[~keep])) * (1 + 2 * law.error) + _TINY for x in (law.mass, moment))
         return replace(self, law=law.kept(keep), infinite=self.infinite + infinite, lost=self.lost + lost)
 
@@ -189,8 +189,8 @@ class _Below(_Ratio):
     def trimmed(self) -> _Below:
         """Merge the masses at each end at their mean."""
         law, moment = self.law, self.law.mass * self.law.places
-        first = int(np.searchsorted(np.cumsum(law.mass), POLICY.allocation_tail))
-        last = len(law.mass) - 1 - int(np.searchsorted(np.cumsum(moment[::-1]), POLICY.allocation_tail))
+        first = int(np.searchsorted(np.cumsum(law.mass), HEURISTICS.allocation_tail))
+        last = len(law.mass) - 1 - int(np.searchsorted(np.cumsum(moment[::-1]), HEURISTICS.allocation_tail))
         starts = np.concatenate([[0], np.arange(first + 1, last), [last]]) if last > first + 1 else np.arange(len(law.mass))
         mass, moment = np.add.reduceat(law.mass, starts), np.add.reduceat(moment, starts)
         grown = (len(law.mass) - len(starts) + 4) * _U
@@ -199,7 +199,7 @@ class _Below(_Ratio):
 
 def _deep() -> float:
     """Standard deviations of a Gaussian beyond which a mean may leave out its tails."""
-    return math.sqrt(-2 * math.log(POLICY.allocation_tail))
+    return math.sqrt(-2 * math.log(HEURISTICS.allocation_tail))
 
 
 def _variance(law: Law) -> float:
@@ -208,8 +208,8 @@ def _variance(law: Law) -> float:
 
 def _places(low: float, high: float, spread: float, widest: float) -> Array:
     """Values of ln W from ``low`` to ``high``: even steps in the core, growing to steps of ``widest`` a few spreads above 0."""
-    fine = POLICY.allocation_fineness
-    step, core = spread / fine, POLICY.allocation_core * spread
+    fine = HEURISTICS.allocation_fineness
+    step, core = spread / fine, HEURISTICS.allocation_core * spread
     even = np.arange(math.floor(low / step) - 1, math.ceil(min(high, core) / step) + 2) * step
     if even[-1] >= high:
         return np.asarray(even)
@@ -226,7 +226,7 @@ def _above(base: Curve, bins: int) -> _Above:
     """W from above; one term by the chords of its profile, which lie above it."""
     low, high = _ends(base)
     spread = (high - low) / (2 * _deep())
-    step = spread / POLICY.allocation_fineness
+    step = spread / HEURISTICS.allocation_fineness
     losses: Array = np.arange(math.floor(low / step) - 1, math.ceil(high / step) + 2, dtype=np.float64) * step
     p, infinite, lost = chords(base, losses, int(np.searchsorted(losses, 0.0)))
     # the chords' masses sum to one up to GUARD; over many terms the mass of Q must not be short of one
@@ -237,7 +237,7 @@ def _above(base: Curve, bins: int) -> _Above:
 @lru_cache(maxsize=16)
 def _below(mu: float, bins: int) -> _Below:
     """W from below; one term by the masses of cells under both distributions."""
-    fine = POLICY.allocation_fineness
+    fine = HEURISTICS.allocation_fineness
     edge = np.arange(-math.ceil(_deep() * fine), math.ceil((_deep() + mu) * fine) + 1) / fine
     q, p = normal_cells(edge), normal_cells(edge - mu)
     kept = (q > _TINY) & (p > _TINY)

@@ -212,7 +212,7 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
 
 def _folded(parts: Sequence[Part], t: float, far: float, width: float) -> float:
     """The logarithm of what mass from above the window adds, times e^{(t + far) epsilon}: a sum of powers of one more window."""
-    shrinks = -far * width  # ln of what one more window is worth
+    shrinks = -far * width  # ln of the factor per further window
     return log_moment(parts, t + far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
 
 

@@ -74,7 +74,7 @@ def summed_below(a: Law, b: Law, weights: tuple[float, float], edges: Array) -> 
     else:
         longest = _collected(a, b, weights, edges, mass, moment)
     added = (longest + 2 * len(a.places) + 8) * _U * 1.01
-    kept = mass > 1e-290  # smaller doubles have no digits; to leave some mass out is accounted for by whoever reads the law
+    kept = mass > 1e-290  # subnormal doubles lose digits; callers account for mass that is left out
     law = Law(moment[kept] / mass[kept], mass[kept], a.error + b.error + added)
     return law, 2 * added
 

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.grid import (
     GUARD,
     HAIR,
@@ -123,7 +123,7 @@ def _hull(values: Array, losses: Array, split: int, total: float, total_q: float
     they would leave the range of doubles.
     """
     kept = np.arange(len(values))
-    for _ in range(POLICY.passes):
+    for _ in range(HEURISTICS.passes):
         at, level = losses[kept], values[kept]
         middle = int(np.searchsorted(kept, split))
         gaps, change = np.diff(at), np.diff(level)

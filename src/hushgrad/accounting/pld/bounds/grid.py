@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 from hushgrad.accounting.pld.profiles.stable_sums import discounted, masses_of_q
 from hushgrad.errors import NumericalLimit
@@ -68,7 +68,7 @@ def anchored(curve: Curve, step: float, tail: float, tilt: float, *, hair: float
     one its point is a ``hair`` further outside, relatively, so that rounding cannot put it on the wrong side.
     """
     low, high = curve.reach(tail)
-    if not (high - low) / step < POLICY.endless:
+    if not (high - low) / step < HEURISTICS.endless:
         raise NumericalLimit("The losses of a step reach too far for this grid.")
     shift = _crowd(curve, step) if curve.smooth else _anchored_shift(curve, step, tilt, hair)
     first = math.floor((min(low, 0.0) - shift) / step) - 3
@@ -96,7 +96,7 @@ def distinct(*indices: Any) -> Indices:
 def atoms_of(curve: Curve) -> tuple[Array, Array]:
     """``curve.atoms()``; none where there are so many that they are as good as a density."""
     losses, p = curve.atoms()
-    return (losses, p) if len(losses) <= POLICY.few_atoms else (np.zeros(0), np.zeros(0))
+    return (losses, p) if len(losses) <= HEURISTICS.few_atoms else (np.zeros(0), np.zeros(0))
 
 
 def weights_of(curve: Curve, tilt: float) -> tuple[Array, Array]:
@@ -144,7 +144,7 @@ def _thinning(count: int, weight: Callable[[Array], Array], step: float, tilt: f
     blocks, start, gap = [], 0, 1
     while start < count:
         small = np.flatnonzero(beyond <= 1 / (300 * (2 * gap) ** 2))
-        wider = 2 * gap * step * (tilt + 1) < 0.2 or count > POLICY.most_points * gap
+        wider = 2 * gap * step * (tilt + 1) < 0.2 or count > HEURISTICS.most_points * gap
         stop = int(points[small[0]] / step) + 1 if len(small) and wider else count
         stop = min(count, max(stop, start + 32 * gap))
         blocks.append(np.arange(start, stop, gap))

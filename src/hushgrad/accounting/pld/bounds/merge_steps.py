@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.blend_steps import blended
 from hushgrad.accounting.pld.profiles.curve import Array, Curve, GaussianCurve, Mirror
 from hushgrad.accounting.pld.profiles.poisson import PoissonRemove
@@ -29,7 +29,7 @@ Labels = NDArray[np.int64]
 
 def rounded(parts: Parts, width: float, *, upper: bool) -> Parts:
     """``parts`` with sampled Gaussians merged where that costs less than about ``width`` of epsilon, or where there are too many."""
-    if len(parts) <= POLICY.merged:
+    if len(parts) <= HEURISTICS.merged:
         return parts
     result: Parts = []
     columns: dict[bool, tuple[list[float], list[float], list[int]]] = {}
@@ -58,10 +58,10 @@ class _Steps:
 
     def merged(self, width: float, *, upper: bool, mirrored: bool) -> Parts:
         """On the coarsest of some grids that costs its share of ``width`` at most, or the finest one with few enough cells."""
-        ratio, most = (POLICY.merged_ratio, POLICY.merged_above) if upper else (0.5, POLICY.merged_below)
+        ratio, most = (HEURISTICS.merged_ratio, HEURISTICS.merged_above) if upper else (0.5, HEURISTICS.merged_below)
         cells = self._cells(ratio)
         cost = self._cost_above if upper else self._cost_below
-        while ratio > 1e-12 and cost(cells) > POLICY.merged_share * width:
+        while ratio > 1e-12 and cost(cells) > HEURISTICS.merged_share * width:
             ratio *= 0.7
             finer = self._cells(ratio)
             if int(np.max(finer)) >= most:
@@ -117,7 +117,7 @@ class _Steps:
         mixed += b * ((1 - a) * _size(q_low, mu_high) + a * _size(q_high, mu_high))
         spread = (q_high - q_low) + q_high * (mu_high - mu_low)
         excess = float(np.sum(self.times * mixed) / self._total() - 1) / 2
-        return POLICY.merged_tilt * excess + float(np.sum(self.times * spread**3)) / 3
+        return HEURISTICS.merged_tilt * excess + float(np.sum(self.times * spread**3)) / 3
 
     def _total(self) -> float:
         return float(np.sum(self.times * _size(self.rate, self.mu)))

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.allocation import CELLS as _CELLS
 from hushgrad.accounting.pld.bounds.allocation import mean_of, normal_cells
 from hushgrad.accounting.pld.bounds.convex_order import Law, summed_above
@@ -37,13 +37,15 @@ class AllocatedReplace(OwnMirror):
     smooth = False
 
     def __post_init__(self) -> None:
-        last = self.nodes(POLICY.exchange_few_nodes)[-1]
+        last = self.nodes(HEURISTICS.exchange_few_nodes)[-1]
         object.__setattr__(self, "infinite", self.value(float(last)))
         object.__setattr__(self, "impossible", self.infinite)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """Chords in x between the nodes."""
-        nodes = self.nodes(POLICY.exchange_nodes if len(epsilon) <= POLICY.exchange_alone else POLICY.exchange_few_nodes)
+        nodes = self.nodes(
+            HEURISTICS.exchange_nodes if len(epsilon) <= HEURISTICS.exchange_alone else HEURISTICS.exchange_few_nodes
+        )
         last = len(nodes) - 1
         at = np.clip(np.searchsorted(nodes, epsilon, side="right") - 1, 0, last - 1)
         values = np.zeros(len(nodes))
@@ -59,7 +61,7 @@ class AllocatedReplace(OwnMirror):
     @property
     def support(self) -> tuple[float, float]:
         """What is farther out counts as infinite."""
-        last = float(self.nodes(POLICY.exchange_few_nodes)[-1])
+        last = float(self.nodes(HEURISTICS.exchange_few_nodes)[-1])
         return -last, last
 
     def value(self, epsilon: float) -> float:
@@ -73,7 +75,7 @@ class AllocatedReplace(OwnMirror):
 
 @lru_cache(maxsize=64)
 def _farthest(mu: float) -> float:
-    return GaussianCurve(2 * mu).reach(POLICY.exchange_tail)[1]
+    return GaussianCurve(2 * mu).reach(HEURISTICS.exchange_tail)[1]
 
 
 @lru_cache(maxsize=4096)
@@ -109,8 +111,8 @@ class _Signed:
         """Without the largest values, and with the smallest ones raised to one place."""
         law = self.law
         moment, beyond = (np.cumsum(x[::-1])[::-1] for x in (law.mass * np.maximum(law.places, 0.0), law.mass))
-        last = int(np.searchsorted(-np.maximum(moment, beyond), -POLICY.exchange_tail))
-        first = int(np.searchsorted(np.cumsum(law.mass), POLICY.exchange_tail))
+        last = int(np.searchsorted(-np.maximum(moment, beyond), -HEURISTICS.exchange_tail))
+        first = int(np.searchsorted(np.cumsum(law.mass), HEURISTICS.exchange_tail))
         mass = law.mass[first:last].copy()
         mass[0] += float(np.sum(law.mass[:first]))
         infinite, over = (float(x[last]) * (1 + 2 * law.error) + 1e-280 if last < len(x) else 0.0 for x in (moment, beyond))
@@ -133,11 +135,13 @@ def _quantiles(law: Law) -> Array:
 
 def places_of(low: float, high: float, centre: float, spread: float) -> Array:
     """Even steps around the centre, farther out in proportion to the distance from it; fewer on the left, which hardly matters."""
-    core = POLICY.allocation_core
+    core = HEURISTICS.allocation_core
     spans = [math.log1p(max(0.0, reach / spread - core)) for reach in (centre - low, high - centre)]
-    small = math.log(spread / POLICY.exchange_small) if spread >= POLICY.exchange_large else 0.0
+    small = math.log(spread / HEURISTICS.exchange_small) if spread >= HEURISTICS.exchange_large else 0.0
     # a sum takes the square of the number of places
-    fine = min(float(POLICY.exchange_fineness), POLICY.exchange_places / (2 * core + spans[0] / 2 + spans[1] + 2 * small / 3))
+    fine = min(
+        float(HEURISTICS.exchange_fineness), HEURISTICS.exchange_places / (2 * core + spans[0] / 2 + spans[1] + 2 * small / 3)
+    )
     even = np.arange(-math.ceil(core * fine), math.ceil(core * fine) + 1) * (spread / fine)
     sides = []
     for span, fineness in zip(spans, (fine / 2, fine), strict=True):
@@ -147,14 +151,14 @@ def places_of(low: float, high: float, centre: float, spread: float) -> Array:
     if not small:
         return np.asarray(places)
     # terms of all sizes: the mean of the positive ones is 1 at most, so sums that are small beside the spread count too
-    near = np.geomspace(POLICY.exchange_small, spread, math.ceil(small * fine / 3))
+    near = np.geomspace(HEURISTICS.exchange_small, spread, math.ceil(small * fine / 3))
     near = near[near < min(high, -low)]
     return np.unique(np.concatenate([places, -near[::-1], [0.0], near]))
 
 
 def _term(mu: float, x: float) -> _Signed:
     """One term, larger in the increasing convex order: the mass of each cell of z is split between its ends."""
-    fine, far = POLICY.exchange_fineness, POLICY.exchange_deep + mu
+    fine, far = HEURISTICS.exchange_fineness, HEURISTICS.exchange_deep + mu
     edge = np.arange(-math.ceil(far * fine), math.ceil(far * fine) + 1) / fine
     plus, minus = np.exp(mu * edge - mu * mu / 2), np.exp(-mu * edge - mu * mu / 2)
     places = plus - x * minus

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.allocation import CELLS, mean_of, normal_cells
 from hushgrad.accounting.pld.bounds.convex_order import Law, summed_below
 from hushgrad.accounting.pld.bounds.replace_one_allocation import AllocatedReplace, middle_of, places_of
@@ -55,7 +55,7 @@ class AllocatedReplaceBelow(Curve):
     def delta(self, epsilon: float) -> float:
         """The profile at one epsilon: delta is convex in x = e^eps, so it lies above its chords' continuations beyond two nodes."""
         one_bin = super().delta(epsilon)
-        nodes = self.above.nodes(POLICY.exchange_nodes)
+        nodes = self.above.nodes(HEURISTICS.exchange_nodes)
         k = int(np.searchsorted(nodes, epsilon, side="right")) - 1
         if epsilon < 0 or k + 2 >= len(nodes):
             return one_bin
@@ -80,7 +80,7 @@ class AllocatedReplaceBelow(Curve):
 @lru_cache(maxsize=4096)
 def _least(mu: float, above: AllocatedReplace, epsilon: float) -> float:
     """A lower bound on delta at one epsilon; what is left out is a small share of the upper one."""
-    tail = POLICY.exchange_left * above.value(epsilon)
+    tail = HEURISTICS.exchange_left * above.value(epsilon)
     law = mean_of(_term(mu, math.exp(epsilon), tail), above.bins).law
     return float(np.sum(law.mass * np.maximum(law.places, 0.0))) * (1 - 2 * law.error - 1e-13)
 
@@ -119,7 +119,7 @@ def _opposite(a: Array, b: Array) -> float:
 
 def _term(mu: float, x: float, tail: float) -> _Lowered:
     """One term: the cells of z at their means, lowered by what differences of normal tails are off."""
-    fine, far = POLICY.exchange_fineness, POLICY.exchange_deep + mu
+    fine, far = HEURISTICS.exchange_fineness, HEURISTICS.exchange_deep + mu
     edge = np.arange(-math.ceil(far * fine), math.ceil(far * fine) + 1) / fine
     q, p, n = (normal_cells(edge - shift) for shift in (0.0, mu, -mu))
     kept = (q > 1e-280) & (p > 1e-280)

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from hushgrad._printed import below
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.compose import Composed, compose
 from hushgrad.accounting.pld.profiles.curve import ACCURACY
 from hushgrad.accounting.pld.search.epsilon_bounds import (
@@ -129,7 +129,7 @@ def _composed_deltas(parts: Parts, epsilon: float, width: float, simple: float, 
     at = saddle_for_epsilon(Allowance(parts, 1e-30).moments, epsilon)
     allowed = Allowance(parts, min(math.exp(min(max(at.log_delta, -598.0), 0.0)), 0.5))
     at, best = saddle_for_epsilon(allowed.moments, epsilon), simple
-    for attempt in range(POLICY.attempts + 2):
+    for attempt in range(HEURISTICS.attempts + 2):
         error = width / at.slope / 4 ** max(0, attempt - 1)
         composed = compose(*allowed.refined(at, error).discretised(at, error, upper=upper))
         yield composed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hushgrad.accounting._numeric import revealed, smallest_true, up
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.blend_steps import Blend
 from hushgrad.accounting.pld.bounds.compose import Composed, compose
 from hushgrad.accounting.pld.bounds.grid import atoms_of
@@ -61,7 +61,7 @@ def _epsilon_bound(parts: Parts, delta: float, width: float, *, upper: bool, kno
             answer = _composed_epsilon(parts, delta, width, upper=upper, known=known, infinite=infinite)
     except NumericalLimit:
         answer = Answer(_simple(parts, delta, upper=True) if upper else 0.0, doubtful=True)
-    if upper and len(parts) <= POLICY.alone:
+    if upper and len(parts) <= HEURISTICS.alone:
         answer = replace(answer, epsilon=_basic(parts, delta, answer.epsilon))
     if not upper and answer.doubtful:
         answer = Answer(max(answer.epsilon, _simple(parts, delta, upper=False)), doubtful=True)
@@ -72,7 +72,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
     allowed = Allowance(parts, delta)
     at = saddle_at(allowed.moments, max(delta - infinite, delta * 1e-6))
     error = max(width * max(at.epsilon, 1e-9), 0.4 * (known - at.epsilon))
-    for _ in range(POLICY.attempts):
+    for _ in range(HEURISTICS.attempts):
         allowed = allowed.refined(at, error)
         composed = compose(*allowed.discretised(at, error, upper=upper))
         found = _read(composed, delta, at, upper=upper)
@@ -83,7 +83,7 @@ def _composed_epsilon(parts: Parts, delta: float, width: float, *, upper: bool, 
             rounding = composed.rounding(found, delta)
             if rounding > 30 * width and found > known:
                 found = _shortened(parts, delta, width, found, upper=upper)
-            improvable = len(composed.c) < POLICY.cells / 4 and rounding < width
+            improvable = len(composed.c) < HEURISTICS.cells / 4 and rounding < width
             return Answer(found, doubtful=poor or (upper and found > 1.02 * at.epsilon), improvable=improvable)
         allowed, error = allowed.stricter(), error / 4
     raise NumericalLimit("The answer was not inside any window.")
@@ -94,10 +94,10 @@ def _resolved(
 ) -> tuple[float, Composed]:
     """A bound, on finer grids while it is but a few of their steps from zero: where large losses are rare, the saddle point is far."""
     best, composed = first
-    for _ in range(POLICY.attempts):
-        if best >= POLICY.resolved * composed.step or (upper and best == 0):
+    for _ in range(HEURISTICS.attempts):
+        if best >= HEURISTICS.resolved * composed.step or (upper and best == 0):
             break
-        error *= max(best / (POLICY.resolved * composed.step), 0.05) ** 2
+        error *= max(best / (HEURISTICS.resolved * composed.step), 0.05) ** 2
         try:
             finer = compose(*allowed.refined(at, error).discretised(at, error, upper=upper))
         except NumericalLimit:
@@ -116,7 +116,7 @@ def _shortened(parts: Parts, delta: float, width: float, found: float, *, upper:
     tilt grows. From above they count as infinite, from below as smaller ones, so each such bound is valid.
     """
     best = found
-    for share in POLICY.short:
+    for share in HEURISTICS.short:
         allowed = Allowance(parts, delta, share)
         try:
             at = saddle_at(allowed.moments, delta * (1 - share))
@@ -152,7 +152,7 @@ def _simple(parts: Parts, delta: float, *, upper: bool) -> float:
             return single
         # to forget the other parts' outputs is post-processing: what one part loses alone is lost by all of them
         return max(
-            single, *(epsilon_bound([part], delta, 1e-3, upper=False, known=single).epsilon for part in parts[: POLICY.alone])
+            single, *(epsilon_bound([part], delta, 1e-3, upper=False, known=single).epsilon for part in parts[: HEURISTICS.alone])
         )
     steps = sum(n for _, n in parts)
     worst = [(curve.corners[-1] if isinstance(curve, Blend) else curve, n) for curve, n in parts]
@@ -203,7 +203,7 @@ def is_single(parts: Parts) -> bool:
 
 
 def delta_of(curve: Curve, epsilon: float, *, upper: bool) -> float:
-    """The delta of one curve in closed form. Near its largest loss the last digits of epsilon decide, so they are given away."""
+    """The delta of one curve in closed form. Near its largest loss the last digits of epsilon matter, so epsilon is rounded safely."""
     if upper:
         at = epsilon * (1 - _LAST_DIGITS) if epsilon < largest_loss([(curve, 1)]) else epsilon
         return abs(curve.delta(at)) * (1 + ACCURACY)
@@ -214,7 +214,7 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
     """The epsilon of one curve in closed form: bisection that ends on the safe side, by more than the rounding of epsilon itself."""
     target = delta / (1 + ACCURACY) if upper else delta / (1 - ACCURACY)
 
-    def above(epsilon: float) -> bool:  # what is not a number proves nothing, from neither side
+    def above(epsilon: float) -> bool:  # NaN proves nothing on either side
         value = curve.delta(epsilon)
         return not value <= target if upper else value > target
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hushgrad.accounting._numeric import reached
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.blend_steps import Blend
 from hushgrad.accounting.pld.bounds.compose import Part, Window, range_of
 from hushgrad.accounting.pld.bounds.from_above import connect_the_dots
@@ -34,7 +34,7 @@ class Allowance:
         self.share = share  # the relative error of delta that truncation may cause
         self.tail = max(1e-300, share * delta / self.steps)
         # only an estimate, so a coarse one will do for very many steps
-        self.moments = Moments(rounded(list(parts), POLICY.rough, upper=True), self.tail)
+        self.moments = Moments(rounded(list(parts), HEURISTICS.rough, upper=True), self.tail)
 
     def refined(self, at: Saddle, error: float) -> Allowance:
         """That for an absolute error of epsilon: so much of ln(delta) times its slope, a 30th of it here."""
@@ -49,7 +49,7 @@ class Allowance:
         """Masses for every curve on one grid, and the window to compose them on."""
         around = window(self.moments, at, self.share)
         width = around.high - around.low
-        least = max(width, self.moments.longest) / POLICY.cells
+        least = max(width, self.moments.longest) / HEURISTICS.cells
         if not all(curve.discrete for curve, _ in self.parts) and self.farthest > _FARTHEST * least:
             raise NumericalLimit("Doubles do not tell the points of a grid apart that reaches the largest loss.")
         step = step_for(self.parts, at, error, least, upper=upper)
@@ -69,6 +69,6 @@ def _from_above(curve: Curve, step: float, tail: float, tilt: float) -> Masses:
 def _widened(around: Window, grids: list[Part], step: float) -> Window:
     """A window over all losses, if that is cheap: nothing is lost or wraps around. For few steps, where Chernoff's bound is weak."""
     least, most = range_of(grids)
-    if (most - least) / step > max(POLICY.few_cells, 1.25 * (around.high - around.low) / step):
+    if (most - least) / step > max(HEURISTICS.few_cells, 1.25 * (around.high - around.low) / step):
         return around
     return replace(around, low=least - 2 * step, high=most + 4 * step)

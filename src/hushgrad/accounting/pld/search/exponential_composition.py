@@ -1,12 +1,12 @@
 r"""Adaptive composition of exponential mechanisms, exactly, by dynamic programming on the privacy profile.
 
 The losses of one such step lie in an interval [t - eta, t] that holds 0, so the pair with losses t and t - eta only, p = (e^eta -
-e^t)/(e^eta - 1), dominates it and is one of its kind (Dong, Durfee and Rogers 2020). Whoever chooses the steps one by one, after
-the answers before, therefore attains with D_0(eps) = (1 - e^eps)_+
+e^t)/(e^eta - 1), dominates it and is itself such a step (Dong, Durfee and Rogers 2020). An adversary who chooses the steps one by one,
+after seeing the answers before, therefore attains with D_0(eps) = (1 - e^eps)_+
 
     D_{j+1}(eps) = max_{0 <= t <= eta}  p D_j(eps - t) + (1 - p) D_j(eps - t + eta),
 
-and nobody attains more: no step is worse than all t at once, as the envelope over t would be at every epsilon (``BoundedRange``).
+and none attains more: no single step attains the envelope over all t (``BoundedRange``) at every epsilon.
 
 On a grid of t and eps of step h this is a lower bound. For an upper one let t lie between t_k and t_{k+1}. Its two losses are split
 between their neighbours so that P's and Q's masses are kept, with the same share s for both: a larger pair. The result is linear in
@@ -27,7 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.profiles.continuous import BoundedRange, HalfRange
 from hushgrad.accounting.pld.profiles.curve import ACCURACY, Array, Curve
 
@@ -42,7 +42,7 @@ def is_choice(parts: Sequence[tuple[Curve, int]]) -> bool:
         return False
     ranges = _ranges(parts)
     fineness = _fineness(ranges)
-    return fineness >= POLICY.choice_coarsest and min(eta for eta, _ in ranges) <= POLICY.choice_longest * fineness
+    return fineness >= HEURISTICS.choice_coarsest and min(eta for eta, _ in ranges) <= HEURISTICS.choice_longest * fineness
 
 
 def choice_epsilon(parts: Sequence[tuple[Curve, int]], delta: float, *, upper: bool) -> float:
@@ -85,7 +85,7 @@ def _fineness(ranges: Ranges) -> int:
     """Steps of the grid per shortest range: the work is steps x grid points per range x grid points of all."""
     shortest = min(eta for eta, _ in ranges)
     cells = sum(eta / shortest * n for eta, n in ranges)
-    return min(POLICY.choice_finest, int(math.sqrt(POLICY.choice_work / 2) / cells))
+    return min(HEURISTICS.choice_finest, int(math.sqrt(HEURISTICS.choice_work / 2) / cells))
 
 
 @lru_cache(maxsize=64)

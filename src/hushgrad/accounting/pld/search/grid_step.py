@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.grid import HAIR, atoms_of, heaviest, weights_of
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 from hushgrad.accounting.pld.search.saddle_point import Saddle
@@ -77,22 +77,22 @@ class _Atoms:
     def fitted(self, step: float, cost: float, least: float, *, upper: bool) -> float:
         """A step of at most ``step`` for which the atoms cost at most ``cost``, if there is one above ``least``."""
         best = step
-        for _ in range(POLICY.rounds):
+        for _ in range(HEURISTICS.rounds):
             best = self._best(step, upper=upper)
-            if self._cost(np.array([best]), upper=upper)[0] <= cost or POLICY.finer * step < least:
+            if self._cost(np.array([best]), upper=upper)[0] <= cost or HEURISTICS.finer * step < least:
                 break
-            step *= POLICY.finer
+            step *= HEURISTICS.finer
         return best * (1 + 2 * HAIR if upper else 1 - 2 * HAIR)  # the outermost atoms just inside their grid points, or outside
 
     def _best(self, step: float, *, upper: bool) -> float:
         """The best of some steps between 3/4 of ``step`` and all of it which suit one atom exactly."""
-        if len(self.distance) > POLICY.fitted_atoms:
+        if len(self.distance) > HEURISTICS.fitted_atoms:
             return step
         whole = float(self.distance[int(np.argmax(self.weight * (self.gap + 1e-9 * self.reach)))])
         if whole < 0.7 * step:
             return step  # too near to each other for this grid
         cells = math.ceil(whole / step * (1 - 1e-12))
-        steps = whole / (cells + np.arange(min(POLICY.candidates, 1 + cells // 3)))
+        steps = whole / (cells + np.arange(min(HEURISTICS.candidates, 1 + cells // 3)))
         return float(steps[int(np.argmin(self._cost(steps, upper=upper) * steps[0] / steps))])
 
     def _cost(self, steps: Array, *, upper: bool) -> Array:

@@ -15,13 +15,13 @@ import numpy as np
 from scipy.special import erfcx
 
 from hushgrad.accounting._numeric import reached
-from hushgrad.accounting.heuristics import POLICY
+from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.accounting.pld.bounds.compose import Window
 from hushgrad.accounting.pld.profiles.curve import Array, Curve
 
 _SUM = np.add.reduce  # np.sum is three times as slow on arrays of this size
-_DECADES = np.geomspace(1e-7, 1.0, POLICY.moment_points)
-_SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, POLICY.moment_points)))
+_DECADES = np.geomspace(1e-7, 1.0, HEURISTICS.moment_points)
+_SHARES = 1 / (1 + np.exp(-np.linspace(-16.0, 16.0, HEURISTICS.moment_points)))
 
 
 class Moments:
@@ -136,7 +136,7 @@ def _root(decreasing: Callable[[float], float]) -> float:
     low, high = 1e-4, 1.0
     if not decreasing(low) > 0:
         return low
-    while decreasing(high) > 0 and high < POLICY.largest_tilt:
+    while decreasing(high) > 0 and high < HEURISTICS.largest_tilt:
         low, high = high, high * 4
     for _ in range(11):
         middle = math.sqrt(low * high)
@@ -152,7 +152,7 @@ def window(moments: Moments, at: Saddle, share: float) -> Window:
     """
     best = _window(moments, at, at.tilt, share)
     usual = 2.5 * math.sqrt(-2 * math.log(share)) * at.spread
-    for factor in POLICY.tilts:
+    for factor in HEURISTICS.tilts:
         if best.high - best.low < usual:
             break
         other = _window(moments, at, factor * at.tilt, share)
@@ -165,7 +165,7 @@ def _window(moments: Moments, at: Saddle, t: float, share: float) -> Window:
     slack = -math.log(share / 4)
     rest = slack - at.log_delta  # -ln of the mass that may be lost
     # for a Gaussian the best one is near the first factor
-    exponents = math.sqrt(2 * slack) / at.spread * np.array(POLICY.exponents)
+    exponents = math.sqrt(2 * slack) / at.spread * np.array(HEURISTICS.exponents)
     above, below = moments.log(t + exponents), moments.log(-exponents)
     up, high = _least((above + rest) / (t + exponents))
     high = max(high, at.epsilon + 2 * at.spread)
