@@ -23,8 +23,8 @@ from hushgrad.planner.model_shapes import NAMES, shape_of
 from hushgrad.recipes import DATA, MODELS
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TensorEncoder
 from hushgrad.recipes.images import ImageEncoder
-from hushgrad.recipes.planned import read_plan
 from hushgrad.recipes.saved import describe, load_model, put_weights, read_description, save_model
+from hushgrad.recipes.saved_plans import read_plan
 from hushgrad.release.owner import LOCK, Owner
 from hushgrad.report.signature import _public_key, _secret_key, new_signing_key
 from hushgrad.train import Plan

@@ -24,7 +24,7 @@ from safetensors import safe_open
 
 from hushgrad.accounting import epsilon
 from hushgrad.budget import Ledger as Budget
-from hushgrad.budget.belonging import with_digests
+from hushgrad.budget.file_digests import with_digests
 from hushgrad.budget.folder import finding, reservation_of
 from hushgrad.budget.rows import START, Stored, checked, digest
 from hushgrad.budget.watch import noted_heads

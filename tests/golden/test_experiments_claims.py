@@ -14,7 +14,7 @@ import pytest
 from hushgrad.errors import ArgumentError
 from hushgrad.experiments import EXPERIMENTS, Claim, Context, Experiment, Findings, Table, find, reproduce
 from hushgrad.experiments.base import HOLDS, MISPRINT, REFUTED, UNDECIDED
-from hushgrad.experiments.frame import reason, summary
+from hushgrad.experiments.runner import reason, summary
 from hushgrad.experiments.stationary import Problem, W, best_damping, filter_anti, filter_independent, filter_nu, filtered, mean
 
 

@@ -18,7 +18,7 @@ from hushgrad import accounting
 from hushgrad.clipping import Adaptive
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import MinSep, Once, Poisson
-from hushgrad.federated import DPFedAvg, LocalGrid, MinSeparation, Shares, add_share, clip_update, shares, whole_noise
+from hushgrad.federated import DPFedAvg, LocalGrid, MinSeparation, Shares, add_share, clip_update, discrete_gaussian, shares
 from hushgrad.train import Plan
 
 CLIENTS, SIZE = 12, 400
@@ -34,10 +34,10 @@ def pmf(std: float, far: int) -> np.ndarray:
 @pytest.mark.parametrize("bits", [62, 6])
 def test_the_numbers_have_the_distribution_also_where_the_first_bits_do_not_decide(monkeypatch, bits):
     """With 6 bits of a first look nearly every number needs the second one."""
-    monkeypatch.setattr(whole_noise, "_BITS", bits)
+    monkeypatch.setattr(discrete_gaussian, "_BITS", bits)
     draw = np.random.default_rng(1).bytes
     for std in (1, 3):
-        numbers = whole_noise.discrete_gaussian(std, 20_000, draw)
+        numbers = discrete_gaussian.discrete_gaussian(std, 20_000, draw)
         near = 3 * std
         expected = pmf(std, 40 * std)[40 * std - near : 40 * std + near + 1]
         found = np.array([(numbers == k).sum() for k in range(-near, near + 1)])

@@ -15,16 +15,16 @@ import hushgrad
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian
 from hushgrad.recipes import Recipe, image_features
-from hushgrad.recipes.before import Before
 from hushgrad.recipes.column import Category, Number, columns_of
 from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TextEncoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
+from hushgrad.recipes.learned_encoder import LearnedEncoder
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.metrics import area, confusion, evaluate, verdict
 from hushgrad.recipes.models import Linear
-from hushgrad.recipes.planned import from_table
+from hushgrad.recipes.saved_plans import from_table
 from hushgrad.recipes.text_features import LOOKS, TextFeatures
 from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
@@ -156,16 +156,16 @@ def test_a_session_learns_once_and_reads_it_again(tmp_path):
     recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": {"delta": 1e-5}})
     encode = waiting(2, 4)
     prepared, everyone = encode.prepared([(str(v), str(v)) for v in range(60)]), np.arange(60)
-    refused = Before(recipe, tmp_path, None)
+    refused = LearnedEncoder(recipe, tmp_path, None)
     refused(encode, prepared, everyone, None)
     assert list(tmp_path.iterdir()) == []  # nothing is written before the budget is there
-    first = Before(recipe, tmp_path, None)
+    first = LearnedEncoder(recipe, tmp_path, None)
     learned = first(encode, prepared, everyone, None)
     first.keep(Journal(RunKey.make(seed=1)))
-    assert Before(recipe, tmp_path, bytes(32))(encode, prepared, everyone, None) == learned
+    assert LearnedEncoder(recipe, tmp_path, bytes(32))(encode, prepared, everyone, None) == learned
     (tmp_path / "encoder.json").write_text("{}")
     with pytest.raises(ArgumentError):
-        Before(recipe, tmp_path, None)(encode, prepared, everyone, None)
+        LearnedEncoder(recipe, tmp_path, None)(encode, prepared, everyone, None)
 
 
 def test_all_values_equal_and_nothing_at_all_give_a_working_encoder():

@@ -18,12 +18,12 @@ from hushgrad.estimators import quantile
 from hushgrad.events import Gaussian
 from hushgrad.noise.secure import grid
 from hushgrad.recipes import Recipe, train
-from hushgrad.recipes.before import Before
 from hushgrad.recipes.column import Number
 from hushgrad.recipes.columns import Columns
 from hushgrad.recipes.encoders import TableEncoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder, _named
+from hushgrad.recipes.learned_encoder import LearnedEncoder
 from hushgrad.recipes.learning import learn
 from hushgrad.recipes.text_features import TextFeatures
 from hushgrad.sampling import Units
@@ -228,7 +228,7 @@ def test_a_mean_is_divided_by_the_number_that_is_public(tmp_path, saved):
     recipe = Recipe.from_tables({"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": table, "run": {"seed": 1}})
     images = RNG.integers(0, 255, (20, 8, 8))
     encode = _maps()
-    found = Before(recipe, tmp_path, None)(encode, encode.prepared(images), np.arange(20), None)
+    found = LearnedEncoder(recipe, tmp_path, None)(encode, encode.prepared(images), np.arange(20), None)
     expected = learn(encode, encode.prepared(images), np.arange(20), records=100, secret=b"seed 1".ljust(16))
     assert found.mean == expected.mean
 
@@ -251,7 +251,7 @@ def test_what_is_learned_first_keeps_what_the_plan_promises_of_its_sums(tmp_path
         plan = hushgrad.Plan.dpsgd(**PLAN, **words, before=Gaussian(30.0))
         table = {"saved": plan.to_json(), "noise_multiplier": 1.0, "delta": 1e-5} if saved else {**PLAN, **words}
         tables = {"model": {"name": "linear"}, "data": {"name": "encoded"}, "plan": table, "run": {"seed": 1}}
-        Before(Recipe.from_tables(tables), tmp_path, None)(encode, prepared, chosen, None)
+        LearnedEncoder(Recipe.from_tables(tables), tmp_path, None)(encode, prepared, chosen, None)
         released[bool(words)] = found["noisy"]
     if promise == "secure":
         steps = released[True] / grid(30.0 * (1 + KAPPA))
@@ -267,7 +267,7 @@ def test_what_is_released_before_the_run_follows_from_the_encoder_alone(tmp_path
     tables = {"model": {"name": "linear"}, "data": {**_encoded(tmp_path, range(120)), "encoder": encoder}, "plan": plan}
     recipe = Recipe.from_tables(tables)
     with pytest.raises(ArgumentError, match=r"Expected 'before' to be a key of \[plan\]"):
-        recipe.make_plan(recipe.make_data(Before(recipe, tmp_path, None)))
+        recipe.make_plan(recipe.make_data(LearnedEncoder(recipe, tmp_path, None)))
 
 
 def test_a_run_whose_own_limit_the_first_release_exceeds_releases_nothing(tmp_path):

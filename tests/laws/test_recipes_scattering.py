@@ -10,10 +10,10 @@ import torch
 
 from hushgrad.advice import Codebook
 from hushgrad.errors import ArgumentError
+from hushgrad.recipes.dead_leaves import REGULAR, balanced, leaves
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
-from hushgrad.recipes.leaves import REGULAR, balanced, leaves
 from hushgrad.recipes.scattering import MAPS, gabor, morlet, normalised_maps, scattering
 
 

@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 from hushgrad.errors import ArgumentError
 from hushgrad.report.charts import Chart, number
 from hushgrad.serve import Settings, create_app, fields
+from hushgrad.serve.access_control import AccessControl
 from hushgrad.serve.files import LIMITS
 from hushgrad.serve.series import SHOWN
-from hushgrad.serve.shield import Shield
 
 KEYS = st.sampled_from(
     ["plan", "model", "data", "run", "name", "epsilon", "delta", "seed", "outcome", "step", "steps", "float", *SHOWN]
@@ -79,7 +79,7 @@ def test_a_question_is_within_bounds_or_refused(pairs):
 
 @given(st.text(string.printable, max_size=30) | st.from_regex(r"(localhost|127\.0\.0\.1|\[::1\])[:.@/\w]{0,10}", fullmatch=True))
 def test_only_own_names_pass(host):
-    shield = Shield(None, Settings())
+    shield = AccessControl(None, Settings())
     if shield._is_ours(host):
         assert (
             host.lower().rsplit(":", 1)[0].strip("[]") in ("localhost", "127.0.0.1", "::1", ":")

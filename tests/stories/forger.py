@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hushgrad.budget.belonging import with_digests
+from hushgrad.budget.file_digests import with_digests
 
 
 def renamed(folder: Path) -> Path:

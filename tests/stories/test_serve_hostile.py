@@ -23,8 +23,8 @@ from fastapi.testclient import TestClient
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, train
 from hushgrad.serve import Settings, create_app
+from hushgrad.serve.access_control import POLICY, AccessControl
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable
-from hushgrad.serve.shield import POLICY, Shield
 
 HOME = "http://127.0.0.1:8642"
 SECRET = secrets.token_hex(32)
@@ -141,7 +141,7 @@ def test_own_names_are_answered(client, host):
 
 
 def test_without_the_check_a_bent_name_would_pass(root, monkeypatch):
-    monkeypatch.setattr(Shield, "_is_ours", lambda self, host: True)
+    monkeypatch.setattr(AccessControl, "_is_ours", lambda self, host: True)
     with TestClient(create_app(Settings(runs=root)), base_url=HOME) as careless:
         assert careless.get("/api/runs", headers={"Host": "elsewhere.example"}).status_code == 200
 
@@ -391,16 +391,16 @@ def test_a_password_in_the_ledger_url_is_not_shown(client):
 
 
 def test_a_question_that_takes_too_long_loses_its_process_and_the_page_goes_on(monkeypatch):
-    from hushgrad.serve.lane import Busy, Lane, TooLong
+    from hushgrad.serve.worker_queue import Busy, TooLong, WorkerQueue
 
     async def story() -> None:
-        lane = Lane(seconds=0.2)
-        monkeypatch.setattr("hushgrad.serve.lane.COMMAND", ("cat", "/dev/zero"))
-        monkeypatch.setattr("hushgrad.serve.lane._LARGEST", 1 << 20)
+        lane = WorkerQueue(seconds=0.2)
+        monkeypatch.setattr("hushgrad.serve.worker_queue.COMMAND", ("cat", "/dev/zero"))
+        monkeypatch.setattr("hushgrad.serve.worker_queue._LARGEST", 1 << 20)
         with pytest.raises(TooLong, match="too much memory"):  # an answer without end
             await lane.ask("plan", question={})
-        monkeypatch.setattr("hushgrad.serve.lane.COMMAND", ("sleep", "60"))
-        monkeypatch.setattr("hushgrad.serve.lane._START", 0.0)
+        monkeypatch.setattr("hushgrad.serve.worker_queue.COMMAND", ("sleep", "60"))
+        monkeypatch.setattr("hushgrad.serve.worker_queue._START", 0.0)
         began = time.monotonic()
         with pytest.raises(TooLong, match=r"No answer within 0\.8 seconds"):
             await lane.ask("plan", question={})
@@ -417,7 +417,7 @@ def test_a_question_that_takes_too_long_loses_its_process_and_the_page_goes_on(m
 
 def test_a_server_that_ends_does_not_wait_for_an_answer(monkeypatch):
     """A pipe that is closed while a thread waits for it never wakes that thread."""
-    from hushgrad.serve import lane as room
+    from hushgrad.serve import worker_queue as room
 
     real, waited = room._line, threading.Event()
 
@@ -426,7 +426,7 @@ def test_a_server_that_ends_does_not_wait_for_an_answer(monkeypatch):
         return real(child, until)
 
     async def story(begun: bool) -> None:
-        lane = room.Lane(seconds=30)
+        lane = room.WorkerQueue(seconds=30)
         question = asyncio.ensure_future(lane.ask("plan", question={}))
         if begun:
             await asyncio.sleep(0.3)
@@ -451,13 +451,13 @@ def test_a_server_that_ends_does_not_wait_for_an_answer(monkeypatch):
 
 def test_work_is_limited_by_the_processor_not_by_the_clock(monkeypatch):
     """A child that works for ever is ended by its own timer; the sentence says so."""
-    from hushgrad.serve.lane import Lane, TooLong
+    from hushgrad.serve.worker_queue import TooLong, WorkerQueue
 
     async def story() -> None:
-        lane = Lane(seconds=0.3)
+        lane = WorkerQueue(seconds=0.3)
         endless = "import json, signal, sys\nlimit = json.loads(sys.stdin.readline())['seconds']\n"
         endless += "signal.setitimer(signal.ITIMER_PROF, limit)\nwhile True: pass"
-        monkeypatch.setattr("hushgrad.serve.lane.COMMAND", (sys.executable, "-c", endless))
+        monkeypatch.setattr("hushgrad.serve.worker_queue.COMMAND", (sys.executable, "-c", endless))
         with pytest.raises(TooLong, match=r"0\.3 seconds of work"):
             await lane.ask("plan", question={})
         lane.stop()
@@ -466,11 +466,11 @@ def test_work_is_limited_by_the_processor_not_by_the_clock(monkeypatch):
 
 
 def test_an_abandoned_question_leaves_the_queue(monkeypatch):
-    from hushgrad.serve.lane import Lane
+    from hushgrad.serve.worker_queue import WorkerQueue
 
     async def story() -> list[str]:
         asked: list[str] = []
-        lane, begun, cancelled = Lane(seconds=1), threading.Event(), threading.Event()
+        lane, begun, cancelled = WorkerQueue(seconds=1), threading.Event(), threading.Event()
 
         def exchange(line: str) -> bytes:
             asked.append(json.loads(line)["arguments"]["name"])

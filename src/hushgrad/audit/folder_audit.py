@@ -17,7 +17,7 @@ from hushgrad.audit.bench import Bench
 from hushgrad.audit.deep_audit import audit_run
 from hushgrad.audit.report import DeepReport
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.before import Before
+from hushgrad.recipes.learned_encoder import LearnedEncoder
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
 from hushgrad.release.journal import JOURNAL
@@ -35,7 +35,7 @@ def audit_folder(folder: str | Path, **options: Any) -> DeepReport:
     """
     path = Path(folder)
     recipe, plan = Recipe.from_tables(_read(path / "recipe.json")), Plan.from_json(_read(path / "plan.json"))
-    data = recipe.make_data(Before(recipe, path, None).again)
+    data = recipe.make_data(LearnedEncoder(recipe, path, None).again)
     first = recipe.make_model(data)
     bench = Bench(
         build=_builder(recipe, lambda: copy.deepcopy(first)),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hushgrad import _check
-from hushgrad.budget.belonging import require_belonging
+from hushgrad.budget.file_digests import require_belonging
 from hushgrad.errors import ArgumentError, HushgradError, StorageError
 from hushgrad.events import Event, Repeat, Unanalysed
 from hushgrad.guarantee import Ledger

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most, reason
 from hushgrad.cli._parser import Parser, UsageError, say, table, whole
-from hushgrad.cli._there import require_picture
+from hushgrad.cli._paths import require_picture
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError
 

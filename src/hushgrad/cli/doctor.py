@@ -8,7 +8,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, say
-from hushgrad.cli._there import require_place
+from hushgrad.cli._paths import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.release.atomic import replacing
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad._printed import at_least, at_most
 from hushgrad.cli._parser import Parser, UsageError, ask, say, table
+from hushgrad.cli._paths import require_picture
 from hushgrad.cli._question import accountant_names, add_description, add_question, event_from
-from hushgrad.cli._there import require_picture
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hushgrad.cli._parser import Parser, say
-from hushgrad.cli._there import add_model, require_model, require_records, tell_undeclared
+from hushgrad.cli._paths import add_model, require_model, require_records, tell_undeclared
 from hushgrad.cli._waiting import waiting
 
 

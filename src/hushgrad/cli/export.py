@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushgrad.cli._parser import Parser, UsageError, say
-from hushgrad.cli._there import add_model, require_model, require_place
+from hushgrad.cli._paths import add_model, require_model, require_place
 from hushgrad.cli._waiting import waiting
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hushgrad import _check
 from hushgrad._printed import at_most, size
 from hushgrad.cli._parser import Parser, UsageError, ask, say, table, whole, wrapped
-from hushgrad.cli._there import require_place
+from hushgrad.cli._paths import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.guarantee import questions
 

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hushgrad.cli._parser import Parser, print_json
-from hushgrad.cli._there import add_model, require_model, require_place, require_records, tell_undeclared
+from hushgrad.cli._paths import add_model, require_model, require_place, require_records, tell_undeclared
 from hushgrad.cli._waiting import waiting
 
 if TYPE_CHECKING:

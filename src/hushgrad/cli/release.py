@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, UsageError, say
-from hushgrad.cli._there import require_place
+from hushgrad.cli._paths import require_place
 from hushgrad.errors import PolicyRefused
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hushgrad import _check
 from hushgrad._printed import plain
 from hushgrad.cli._parser import Parser, UsageError, say
-from hushgrad.cli._there import require_place
+from hushgrad.cli._paths import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError, PolicyRefused
 from hushgrad.release.keys import finish

@@ -68,7 +68,7 @@ def _list(experiments: Sequence[Experiment], *, as_json: bool) -> int:
 
 def _one(experiment: Experiment, options: argparse.Namespace) -> Outcome:
     from hushgrad.experiments import Context, reproduce
-    from hushgrad.experiments.frame import write_pages
+    from hushgrad.experiments.runner import write_pages
 
     with _progress(quiet=options.json) as bars:
         context = Context(

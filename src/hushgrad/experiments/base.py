@@ -2,7 +2,7 @@
 
 An experiment is a function from a :class:`Context` (how much work, which seed, which data) to :class:`Findings` (claims with
 verdicts, tables, the numbers behind a picture, and how to draw it). The claims of the sources are in ``claims.toml``, and
-:mod:`hushgrad.experiments.frame` writes the files.
+:mod:`hushgrad.experiments.runner` writes the files.
 """
 
 from __future__ import annotations

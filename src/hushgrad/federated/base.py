@@ -29,9 +29,9 @@ from hushgrad.federated.cohorts import Separated, cohorts_of
 from hushgrad.federated.contract import messenger_of, require_plan, server_optimizer_of
 from hushgrad.federated.directory import ServerDirectory
 from hushgrad.federated.grids import CarefulGrid, NarrowGrid
-from hushgrad.federated.lasting import LastingStrategy
 from hushgrad.federated.layout import Layout
 from hushgrad.federated.optimizers import ServerOptimizer
+from hushgrad.federated.persistence import PersistentStrategy
 from hushgrad.federated.replies import OpenRound, RawRound, collected
 from hushgrad.federated.shares import Shares, ShareSum
 from hushgrad.guarantee import Guarantee, Ledger
@@ -44,7 +44,7 @@ from hushgrad.train.spending import guarantee_of
 _RAW_EVALUATION = "The clients' evaluation metrics are published without noise and are not covered"
 
 
-class PrivateStrategy(LastingStrategy):
+class PrivateStrategy(PersistentStrategy):
     """The base of ``DPFTRL`` and ``DPFedAvg``, which differ only in the noise that they accept."""
 
     _correlated: ClassVar[bool]

@@ -40,9 +40,9 @@ from hushgrad.clipping import Flat
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Event, Gaussian, Participation, Relation
+from hushgrad.federated.discrete_gaussian import discrete_gaussian
 from hushgrad.federated.layout import Layout
 from hushgrad.federated.mods import CLIP_NORM, SHARE, answered, own_limit, told, without_arrays
-from hushgrad.federated.whole_noise import discrete_gaussian
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.participation import pattern_of
 from hushgrad.release.keys import RunKey

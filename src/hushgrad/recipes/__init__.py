@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from hushgrad.recipes.images import ImageEncoder
     from hushgrad.recipes.metrics import evaluate
     from hushgrad.recipes.models import MODELS, WideResNet
-    from hushgrad.recipes.planned import read_plan
     from hushgrad.recipes.predict import Predictor, load_predictor
     from hushgrad.recipes.recipe import Recipe
     from hushgrad.recipes.recipe_file import DEMO, load_recipe
     from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model
+    from hushgrad.recipes.saved_plans import read_plan
     from hushgrad.recipes.session import Outcome, train
     from hushgrad.recipes.table_file import Records
 

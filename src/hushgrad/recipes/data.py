@@ -26,9 +26,9 @@ from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, TableE
 from hushgrad.recipes.files import find, read_cifar10, read_idx
 from hushgrad.recipes.image_features import ImageFeatures
 from hushgrad.recipes.images import ImageEncoder
-from hushgrad.recipes.sides import sides
 from hushgrad.recipes.table_file import Records, read_table
 from hushgrad.recipes.text_features import TextFeatures
+from hushgrad.recipes.train_test_split import train_test_split
 
 _DIGITS = tuple("0123456789")
 _DIGITS_SEED = 20_000
@@ -228,7 +228,7 @@ def text(*, path: str, length: int = 64, test_fraction: float = 0.1, placed: boo
     encoder = ByteEncoder(length=length)
     inputs, targets = encoder.windows(Path(path))
     windows = Records(rows=list(torch.cat([inputs, targets[:, -1:]], dim=1).numpy()))
-    train, test = sides(windows, test_fraction, placed=placed)
+    train, test = train_test_split(windows, test_fraction, placed=placed)
     sets = [TensorDataset(inputs[part], targets[part]) for part in (train, test)]
     return Data(train=sets[0], test=sets[1], classes=256, vocabulary=256, encoder=encoder)
 

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, TensorDataset
 from hushgrad import _check
 from hushgrad.recipes.encoders import Encoder, TensorEncoder
 from hushgrad.recipes.learning import LearningEncoder
-from hushgrad.recipes.sides import sides
 from hushgrad.recipes.table_file import Records
+from hushgrad.recipes.train_test_split import train_test_split
 
 Learn = Callable[[LearningEncoder, Any, np.ndarray, Sequence[str] | None], LearningEncoder]
 """From an encoder, all prepared rows, the numbers of the private ones and their owners to the encoder that has learned from these."""
@@ -68,7 +68,7 @@ def labelled(
     records = encoder.read(Path(path), names)
     targets = label_numbers(records, names, path)
     tested = None if test_path is None else encoder.read(Path(test_path), names)
-    train, test = sides(records, test_fraction, placed=placed) if tested is None else (np.arange(len(targets)), None)
+    train, test = train_test_split(records, test_fraction, placed=placed) if tested is None else (np.arange(len(targets)), None)
     groups = None if records.owners is None else tuple(records.owners[i] for i in train)
     inputs, fitted, learned = _encoded(encoder, records.rows, train, groups, learn)
     if tested is None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hushgrad import _check
+from hushgrad.recipes.dead_leaves import balanced
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import LearningEncoder
-from hushgrad.recipes.leaves import balanced
 from hushgrad.recipes.patches import patches
 from hushgrad.recipes.scattering import mirror_halves, scattering
 from hushgrad.recipes.table_file import Records

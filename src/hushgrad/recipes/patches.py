@@ -1,7 +1,7 @@
 r"""Patches: fixed features of images from small windows of synthetic pictures. No record contributes to them.
 
 A window p of 6 x 6 pixels is made even, z = (p - mean(p)) / sqrt(var(p) + EVEN), and compared with K windows d_k of *dead leaves*
-(:mod:`hushgrad.recipes.leaves`), made even in the same way:
+(:mod:`hushgrad.recipes.dead_leaves`), made even in the same way:
 
     r_k = max(0, <d_k, W^2 z> / |W d_k| - THRESHOLD),    W = (Sigma + FLAT I)^(-1/2),
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hushgrad import _check
-from hushgrad.recipes.leaves import balance, leaves
+from hushgrad.recipes.dead_leaves import balance, leaves
 
 __all__ = ["CELLS", "PATCHES", "SMALLEST", "patches"]
 

@@ -22,7 +22,7 @@ from hushgrad.recipes.calls import call, require_known
 from hushgrad.recipes.data import DATA
 from hushgrad.recipes.dataset import Data, Learn
 from hushgrad.recipes.models import MODELS
-from hushgrad.recipes.planned import from_table, relation_of, workload_of
+from hushgrad.recipes.saved_plans import from_table, relation_of, workload_of
 from hushgrad.train.plan import Plan
 
 _LARGEST = torch.finfo(torch.float32).max

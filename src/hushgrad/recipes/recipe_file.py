@@ -11,8 +11,8 @@ from typing import Any
 from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.planned import table_of
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.saved_plans import table_of
 
 DEMO: dict[str, Any] = {
     "model": {"name": "small-cnn"},

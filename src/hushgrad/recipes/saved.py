@@ -23,7 +23,7 @@ from torch import nn
 
 from hushgrad import _check
 from hushgrad._printed import reason
-from hushgrad.budget.belonging import require_own_model
+from hushgrad.budget.file_digests import require_own_model
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.code import imported
 from hushgrad.recipes.dataset import Data

@@ -21,9 +21,9 @@ from hushgrad.clipping.batch_invariance import request_batch_invariance
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.recipes.allocator import keep_large_blocks
-from hushgrad.recipes.before import ENCODER, Before
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.interrupt import Interrupt
+from hushgrad.recipes.learned_encoder import ENCODER, LearnedEncoder
 from hushgrad.recipes.metrics import confusion, evaluate, verdict
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.recipe_file import DEMO
@@ -136,7 +136,7 @@ def _trained(
     if run.threads is not None:
         torch.set_num_threads(_check.positive_int(threads=run.threads))
     request_batch_invariance()  # before the first product
-    before = Before(recipe, out, key)
+    before = LearnedEncoder(recipe, out, key)
     data = recipe.make_data(before) if data is None else data
     model = recipe.make_model(data)
     plan = _plan(recipe, data, out, resume)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hushgrad import __version__
-from hushgrad.budget.belonging import file_sha256, with_digests
+from hushgrad.budget.file_digests import file_sha256, with_digests
 from hushgrad.budget.folder import reservation_of
 from hushgrad.guarantee import Guarantee, questions
 from hushgrad.recipes.data import DATA

@@ -8,7 +8,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad._printed import at_most, reason
-from hushgrad.budget.belonging import ForeignFile, require_belonging, require_own_model
+from hushgrad.budget.file_digests import ForeignFile, require_belonging, require_own_model
 from hushgrad.budget.folder import reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, Ledger

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hushgrad import _check
 from hushgrad._printed import plain
 from hushgrad.budget import Policy
-from hushgrad.budget.belonging import file_sha256
+from hushgrad.budget.file_digests import file_sha256
 from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee, questions
 from hushgrad.report.folder import read_object, require_earned

@@ -1,4 +1,4 @@
-"""The application: pages and API behind the shield."""
+"""The application: pages and API behind the access control."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     from hushgrad import __version__
     from hushgrad.serve import api, pages
+    from hushgrad.serve.access_control import AccessControl
     from hushgrad.serve.problems import answer_problems
-    from hushgrad.serve.shield import Shield
     from hushgrad.serve.site import Site
 
     @asynccontextmanager
@@ -57,5 +57,5 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(pages.router)
     app.include_router(api.router)
     answer_problems(app)
-    app.add_middleware(Shield, settings=settings)
+    app.add_middleware(AccessControl, settings=settings)
     return app

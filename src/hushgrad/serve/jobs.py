@@ -132,7 +132,7 @@ def compare(*, root: str, first: list[str], second: list[str]) -> dict[str, Any]
 
 
 def _card(root: str, parts: list[str], raw: bool, *, policy: Policy | None, ledger: Ledger | None = None) -> Card:
-    from hushgrad.budget.belonging import ForeignFile
+    from hushgrad.budget.file_digests import ForeignFile
     from hushgrad.report import privacy_card
     from hushgrad.serve.files import LIMITS, RunFolder
 

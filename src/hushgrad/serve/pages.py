@@ -14,11 +14,11 @@ from hushgrad.errors import HushgradError
 from hushgrad.guarantee import questions
 from hushgrad.report.charts import Chart, above, number, smoothed, upper
 from hushgrad.serve import fields
+from hushgrad.serve.access_control import CARD_POLICY
 from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.rules import in_words
 from hushgrad.serve.runs import Run
 from hushgrad.serve.series import SHOWN
-from hushgrad.serve.shield import CARD_POLICY
 from hushgrad.serve.site import site, while_wanted
 from hushgrad.serve.views import page
 

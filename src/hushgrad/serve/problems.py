@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.serve.access_control import HEADERS
 from hushgrad.serve.files import Unreadable
-from hushgrad.serve.lane import Busy, Refused, TooLong
-from hushgrad.serve.shield import HEADERS
 from hushgrad.serve.views import page
+from hushgrad.serve.worker_queue import Busy, Refused, TooLong
 
 _STATUS: dict[type[Exception], int] = {ArgumentError: 422, Refused: 422, Unreadable: 422, TooLong: 504, Busy: 503}
 _TITLES = {404: "Not there", 405: "Read only", 422: "Refused", 500: "A defect", 503: "Busy", 504: "Too long"}
@@ -64,5 +64,5 @@ def answer_problems(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:
         answer = problem(request, 500, _WORDS[500])
-        answer.headers.update(HEADERS)  # a defect is answered outside the shield
+        answer.headers.update(HEADERS)  # an unexpected error is answered outside the access control
         return answer

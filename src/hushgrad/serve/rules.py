@@ -7,7 +7,7 @@ from typing import Any
 from hushgrad._printed import at_most
 from hushgrad.budget import Policy, read_policy
 from hushgrad.errors import ArgumentError, PolicyRefused
-from hushgrad.serve.lane import Refused
+from hushgrad.serve.worker_queue import Refused
 
 
 class Rules:

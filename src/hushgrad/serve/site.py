@@ -1,4 +1,4 @@
-"""The shared state of all pages: the settings, the runs and the two lanes for expensive requests."""
+"""The shared state of all pages: the settings, the runs and the two worker queues for expensive requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from hushgrad.serve.files import RunFolder
-from hushgrad.serve.lane import Lane, Refused, RefusedByPolicy
 from hushgrad.serve.problems import NotThere
 from hushgrad.serve.rules import Rules
 from hushgrad.serve.runs import CONTRADICTED, NOT_ALLOWED, VERIFIED, Run, Shelf
 from hushgrad.serve.settings import Settings
+from hushgrad.serve.worker_queue import Refused, RefusedByPolicy, WorkerQueue
 
 T = TypeVar("T")
 _MOMENT = 2.0  # seconds that a look at the ledger is good for
@@ -28,16 +28,16 @@ class Site:
         self.settings = settings
         self.rules = Rules(settings.policy)
         self.shelf = Shelf(settings.runs, raw=settings.raw, rules=self.rules)
-        self.planner = Lane(seconds=20, modules=("hushgrad.planner",))
-        self.reader = Lane(seconds=30, modules=("hushgrad.report.card", "jinja2"))
+        self.planner = WorkerQueue(seconds=20, modules=("hushgrad.planner",))
+        self.reader = WorkerQueue(seconds=30, modules=("hushgrad.report.card", "jinja2"))
 
     def warm_up(self) -> None:
-        """Start both lanes now, so that no visitor waits for imports; else they start with their first question."""
+        """Start both worker processes now, so that no visitor waits for imports; otherwise they start with their first request."""
         self.planner.start()
         self.reader.start()
 
     def close(self) -> None:
-        """End both lanes."""
+        """Stop both worker processes."""
         self.planner.stop()
         self.reader.stop()
 

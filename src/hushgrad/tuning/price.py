@@ -20,8 +20,8 @@ from typing import Any
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, OneOf
-from hushgrad.recipes.before import Before
 from hushgrad.recipes.dataset import Data
+from hushgrad.recipes.learned_encoder import LearnedEncoder
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.train.plan import Plan
 from hushgrad.train.plan_checks import require_room
@@ -98,7 +98,7 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
         ArgumentError: where candidates differ in what they promise.
     """
     settings = settings_of(recipe) if settings is None else settings
-    data = recipe.make_data(Before(recipe, Path()).anew) if data is None else data  # what it learns stays in memory
+    data = recipe.make_data(LearnedEncoder(recipe, Path()).anew) if data is None else data  # what it learns stays in memory
     table = {key: value for key, value in recipe.plan.items() if key not in ("epsilon", "noise_multiplier")}
     if settings.score == "private" and "dataset_size" not in table:
         table["dataset_size"] = max(1, round((1 - settings.holdout) * len(data.train)))  # the coins decide the real, private size

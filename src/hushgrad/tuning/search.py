@@ -12,9 +12,9 @@ from hushgrad._printed import at_most
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
-from hushgrad.recipes.before import ENCODER, Before
 from hushgrad.recipes.code import require_code_allowed
 from hushgrad.recipes.dataset import Data
+from hushgrad.recipes.learned_encoder import ENCODER, LearnedEncoder
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
@@ -73,7 +73,7 @@ def tune(
     with new_folder(out, take_over=take_over, undo=("search/recipe.json",)) as owner:  # before anything in it is looked at
         recipe, settings = _opened(recipe, settings, out, resume, allow_code)
         folder = out / "search"
-        before = Before(recipe, out, home=folder.name)
+        before = LearnedEncoder(recipe, out, home=folder.name)
         data = recipe.make_data(before)
         search = priced(recipe, settings=settings, data=data)
         rules = policy if isinstance(policy, Policy) else read_policy(policy)

@@ -25,7 +25,7 @@ from hushgrad.train.plan import Plan
 from hushgrad.train.tree import understood
 
 
-class LastingStrategy(Strategy):
+class PersistentStrategy(Strategy):
     """Saves rounds and resumes them."""
 
     plan: Plan

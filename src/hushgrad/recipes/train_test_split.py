@@ -30,7 +30,7 @@ from hushgrad.recipes.table_file import Records
 _SEED = 20_000  # of the places; public, and the same in every run
 
 
-def sides(records: Records, fraction: float, *, placed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def train_test_split(records: Records, fraction: float, *, placed: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The indices of the records to train on and of those to test on; the same in every run.
 
     Args:
@@ -38,10 +38,10 @@ def sides(records: Records, fraction: float, *, placed: bool = False) -> tuple[n
         fraction: the approximate share to test on.
         placed: whether a record keeps its position in every neighbouring file (zero-out, replace-one).
 
-        >>> train, test = sides(Records(rows=["a", "a", "a", "b", "b", "c"]), 0.5)
+        >>> train, test = train_test_split(Records(rows=["a", "a", "a", "b", "b", "c"]), 0.5)
         >>> train.tolist(), test.tolist()
         ([3, 4], [0, 1, 2, 5])
-        >>> train, test = sides(Records(rows=["a", "b", "c", "d"], owners=["ann", "bob", "bob", "cleo"]), 0.5)
+        >>> train, test = train_test_split(Records(rows=["a", "b", "c", "d"], owners=["ann", "bob", "bob", "cleo"]), 0.5)
         >>> train.tolist(), test.tolist()
         ([0], [1, 2, 3])
     """

@@ -1,4 +1,4 @@
-"""A lane: one child process that answers one request at a time, each with a time limit, and a short queue.
+"""A queue of requests to one child process, which answers one at a time, each with a time limit.
 
 If a request takes too long, its child is killed and replaced; the page itself never waits for one.
 """
@@ -42,7 +42,7 @@ class Busy(HushgradError):
     """Too many requests are waiting."""
 
 
-class Lane:
+class WorkerQueue:
     """Questions to one child process.
 
     ``seconds`` is what one of them may take of the processor; by the clock it may take four times that, as the machine may have

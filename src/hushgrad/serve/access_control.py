@@ -35,7 +35,7 @@ _LONGEST = 2048  # bytes of a path or a query
 _COOKIE = "hushgrad"
 
 
-class Shield:
+class AccessControl:
     """ASGI middleware: checks before, headers after."""
 
     def __init__(self, app: Any, settings: Settings) -> None:

@@ -14,8 +14,8 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.learning import LearningEncoder, learn
-from hushgrad.recipes.planned import from_table
 from hushgrad.recipes.recipe import Recipe
+from hushgrad.recipes.saved_plans import from_table
 from hushgrad.recipes.spending import public_size
 from hushgrad.release.atomic import replacing
 from hushgrad.release.journal import JOURNAL, Journal
@@ -27,7 +27,7 @@ ENCODER = "encoder.json"
 _BOUND = "learned numbers"  # in the journal
 
 
-class Before:
+class LearnedEncoder:
     """The encoder that a session, or a search, has learned.
 
     It is kept in memory until the budget is reserved. Then, before the first step, ``keep`` writes it to the run's journal, and from
