@@ -87,7 +87,7 @@ def _down(ask: Bracket, high: float, ends: tuple[float, float]) -> tuple[float |
 
 
 def _stride(ask: Bracket, u: float, step: float) -> float:
-    """How far to go from ``u``: a little beyond where the line through it and its neighbour crosses, and ``step`` at least."""
+    """The next stride from ``u``: slightly beyond the zero of the line through ``u`` and its neighbour, and at least ``step``."""
     others = [v for v, value in ask.seen.items() if v != u and math.isfinite(value)]
     if not others or not math.isfinite(ask(u)):
         return step

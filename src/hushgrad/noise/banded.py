@@ -77,7 +77,7 @@ class Banded(LowerToeplitz):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """Two bands, four, eight, ...: as many groups of the data, each sampled at that many times the rate."""
+        """Suggested with 2, 4, 8, ... bands: the data are split into as many groups, each sampled at that many times the rate."""
         rate, most = run.rate or math.inf, min(_MOST_BANDS, run.steps)
         if run.rate is not None and (most < 2 or 2 * rate > 1):
             yield Skipped("Banded", f"Two groups of the data cannot fill batches at rate {rate:.3g}, or there is one step only.")

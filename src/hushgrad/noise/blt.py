@@ -66,7 +66,7 @@ class BLT(LowerToeplitz):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """For a fixed order: two to four buffers."""
+        """Suggested for a fixed order, with two to four buffers."""
         for buffers in (2, 3, 4) if run.rate is None else ():
             why = f"{buffers} buffers cancel noise over the whole run; no sampling assumption."
             workload = None if run.workload is None else as_workload(run.workload, run.steps)

@@ -56,7 +56,7 @@ class Dense(Mechanism):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """For a fixed order that is short."""
+        """Suggested for a fixed order, if the run is short."""
         if run.participation is not None and run.steps > _OPTIMISED:
             yield Skipped("Dense", f"The best matrix is optimised for at most {_OPTIMISED} steps here; BLT comes close to it.")
         elif run.participation is not None:

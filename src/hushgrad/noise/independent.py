@@ -42,7 +42,7 @@ class Independent(LowerToeplitz):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """With random batches always; with a fixed order where there is nothing better."""
+        """Suggested with random batches always; with a fixed order only if random batches are not allowed."""
         if run.rate is not None:
             why = f"Every step is amplified by sampling at rate {run.rate:.3g}; its noise adds up over the steps."
             yield Suggestion(name="DP-SGD", make=cls, why=why, work=1)

@@ -51,7 +51,7 @@ class Nu(LongFilter):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """For a fixed order that is not long."""
+        """Suggested for a fixed order, if the run is not long."""
         if run.rate is None:
             yield regenerating(cls, "Nu", "The damped square root", run)
 

@@ -74,7 +74,7 @@ class Tree(Mechanism):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """For a fixed order, unless it is very long."""
+        """Suggested for a fixed order, unless the run is very long."""
         if run.rate is None and run.steps <= _ANALYSED:
             levels = math.ceil(math.log2(run.steps + 1))
             why = "The classical tree of partial sums; no sampling assumption."

@@ -63,7 +63,7 @@ class Composed:
 
     @property
     def _blur(self) -> float:
-        """How far a place of the window may be from the loss it stands for: they are sums of numbers as large as its ends."""
+        """A bound on the rounding error of the window's losses, which are sums of numbers as large as its ends."""
         return 16 * _U * (abs(self.low) + (len(self.c) + 1) * self.step)
 
     def delta(self, epsilon: float, *, upper: bool) -> float:

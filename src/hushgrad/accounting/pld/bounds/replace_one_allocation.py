@@ -60,7 +60,7 @@ class AllocatedReplace(OwnMirror):
 
     @property
     def support(self) -> tuple[float, float]:
-        """What is farther out counts as infinite."""
+        """An interval of losses; losses beyond it are counted as infinite."""
         last = float(self.nodes(HEURISTICS.exchange_few_nodes)[-1])
         return -last, last
 

@@ -69,7 +69,7 @@ class AllocatedReplaceBelow(Curve):
         return max(bounds)
 
     def likely(self, delta: float) -> float:
-        """From above, where values are known already."""
+        """A start by bisection on ``above``, whose values are known already."""
         low, high = 0.0, float(self.above.nodes(1)[-1])
         for _ in range(30):
             middle = (low + high) / 2

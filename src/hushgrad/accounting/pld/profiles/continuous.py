@@ -61,7 +61,7 @@ class BoundedRange(OwnMirror):
 
     @property
     def support(self) -> tuple[float, float]:
-        """Of length two eta: both orders of the pair."""
+        """[-eta, eta]: both orders of the pair."""
         return -self.eta, self.eta
 
 
@@ -73,7 +73,7 @@ class HalfRange(Response):
 
     @classmethod
     def of(cls, eta: float) -> HalfRange:
-        """For a range of eta."""
+        """The curve for a range of ``eta``."""
         return cls(eta / 2, eta=eta)
 
 
@@ -108,7 +108,7 @@ class GaussianMixtureCurve(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """From the log of the weight at mean 0."""
+        """Losses begin at the log of the weight at mean 0."""
         return (math.log(self._still) if self._still > 0 else -math.inf), math.inf
 
     @property

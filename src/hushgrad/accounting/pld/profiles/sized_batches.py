@@ -64,7 +64,7 @@ class ZeroedBeside(Curve):
         return np.maximum(call, 0.0), above
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """Nothing where there are no two roots."""
+        """Zero where the quadratic has no two roots."""
         g, r = self.rate, self.distance
         x = np.exp(epsilon)
         low, high = self._roots(x, -np.expm1(epsilon))
@@ -78,7 +78,7 @@ class ZeroedBeside(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """From the least ratio, at which the two roots meet."""
+        """Losses begin at the least ratio, at which the two roots coincide."""
         slack = self.rate * math.exp(self.distance**2) / (1 - self.rate)
         return math.log(2) - math.log1p(math.sqrt(1 + slack)), math.inf
 
@@ -158,7 +158,7 @@ class TruncatedRemove(Curve):
 
     @property
     def support(self) -> tuple[float, float]:
-        """Of the Poisson sample, the widest."""
+        """The support of the Poisson sample, which is the widest."""
         return math.log1p(-self.rate) if self.rate < 1 else -math.inf, math.inf
 
     @property

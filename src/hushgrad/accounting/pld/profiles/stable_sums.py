@@ -35,7 +35,7 @@ def discounted(p: Array, losses: Array) -> Array:
 
 
 def _doubled(p: Array, losses: Array) -> Array:
-    """The same for far-flung losses: sums of one term, two, four, ... until all that are left out are too far away to count."""
+    """``discounted`` for widely spread losses: sums of one term, two, four, ... until the rest is negligible."""
     out: Array = np.array(p, dtype=np.float64)
     reach = 1
     while reach < len(p) and float(np.min(losses[reach:] - losses[:-reach])) < 750.0:
