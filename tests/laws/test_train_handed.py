@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
 from hushgrad import Plan, make_private
-from hushgrad.train.loss_tracking import PREPARED
+from hushgrad.train.loss_tracking import PREPARED, VOUCHED
 from hushgrad.train.row_views import rows_at
 
 PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=8, dataset_size=32, steps=3)
@@ -215,3 +215,84 @@ def test_large_outputs_are_known_and_are_not_kept_alive(name, monkeypatch):
         optimizer.step()
         optimizer.zero_grad()
     assert private.spent().notes == notes
+
+
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.by, self.epoch = nn.Linear(6, 3), 1.0, 0
+
+    def forward(self, x, by=1.0, names=()):
+        return self.linear(x) * by * self.by
+
+
+def _said(step, model=_Scaled, loss=lambda out, y, by=1.0: nn.functional.cross_entropy(out, y) * by, collate_fn=default_collate):
+    """What a guarantee says of three steps that a loop takes so."""
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    private = make_private(made, optimizer, PLAN)
+    losses = [private.loss(loss), private.loss(lambda out, y: 2 * nn.functional.cross_entropy(out, y))]
+    data = TensorDataset(torch.randn(32, 6), torch.randint(3, (32,)))
+    for k, batch in enumerate(private.loader(data, collate_fn=collate_fn)):
+        optimizer.zero_grad()
+        step(made, losses, batch, k)
+        optimizer.step()
+    return private.spent().notes
+
+
+def _set(**attributes):
+    def step(m, losses, batch, k):
+        for name, value in attributes.items():
+            setattr(m, name, value(batch[0], k))
+        losses[0](m(batch[0]), batch[1]).backward()
+
+    return step
+
+
+def _named(records):
+    return [*default_collate(records), [str(len(records)), "b"]]
+
+
+LOOPS = {
+    "a constant of the model": (lambda m, f, b, k: f[0](m(b[0], by=0.5), b[1]).backward(), ()),
+    "a number of the batch": (lambda m, f, b, k: f[0](m(b[0], by=b[0].std().item()), b[1]).backward(), (PREPARED,)),
+    "an array of the batch": (lambda m, f, b, k: f[0](m(b[0], names=[b[0].numpy().std(0)]), b[1]).backward(), (PREPARED,)),
+    "a constant of the loss": (lambda m, f, b, k: f[0](m(b[0]), b[1], 0.5).backward(), ()),
+    "a number of the loss": (lambda m, f, b, k: f[0](m(b[0]), b[1], b[0].std().item()).backward(), (PREPARED,)),
+    "a word of the loss": (lambda m, f, b, k: f[0](m(b[0]), b[1], k == 1).backward(), (PREPARED,)),
+    "an evaluation with other numbers": (lambda m, f, b, k: (m(b[0], by=k), f[0](m(b[0]), b[1]).backward()), ()),
+    "an attribute": (_set(by=lambda x, k: float(x.std())), (PREPARED,)),
+    "an epoch": (_set(by=lambda x, k: 0.5, epoch=lambda x, k: k), (PREPARED,)),  # 0.5 was 1.0
+    "a count": (_set(epoch=lambda x, k: k), ()),
+    "one of two losses": (lambda m, f, b, k: f[k == 1](m(b[0]), b[1]).backward(), (VOUCHED,)),
+    "a gradient of the batch": (lambda m, f, b, k: f[0](m(b[0]), b[1]).backward(b[0].std()), (VOUCHED,)),
+    "a gradient of 1": (lambda m, f, b, k: f[0](m(b[0]), b[1]).backward(torch.tensor(1.0)), ()),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_is_no_tensor_is_vouched_for_where_it_changes(name):
+    step, notes = LOOPS[name]
+    assert _said(step) == notes
+
+
+def test_what_the_loader_hands_out_beside_tensors_is_known():
+    assert _said(lambda m, f, b, k: f[0](m(b[0], names=b[2]), b[1]).backward(), collate_fn=_named) == ()
+
+
+@pytest.mark.parametrize("where", ["output", "view", "loss"])
+@pytest.mark.parametrize("late", [False, True])
+def test_hooks_of_the_loop_on_outputs_and_losses_are_vouched_for(where, late):
+    def step(m, losses, batch, k):
+        x, y = batch
+        out = m(x)
+        view = out.view(out.shape)
+        hooked = {"output": out, "view": view}
+        if not late and where != "loss":
+            hooked[where].register_hook(lambda g: g * x.std())
+        hooked["loss"] = loss = losses[0](view if where == "view" else out, y)
+        if late or where == "loss":
+            hooked[where].register_hook(lambda g: g * x.std())
+        loss.backward()
+
+    assert _said(step) == (VOUCHED,)

@@ -424,3 +424,44 @@ def test_a_loss_weighs_the_same_however_it_is_begun_and_however_many_rows_fill_t
     rows, expected = _moved_by(lambda loss: loss.backward(), count)
     assert rows >= 4
     torch.testing.assert_close(_moved_by(begin, count)[1], expected, rtol=1e-12, atol=1e-12)
+
+
+class _OwnVmap(torch.autograd.Function):
+    """Looks at all examples where they are evaluated at once."""
+
+    @staticmethod
+    def forward(out):
+        return out.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def vmap(info, dims, out):
+        return out * out.detach().abs().amax(), 0
+
+
+def _of_base(out, y):
+    y.sum().item()  # so that rows are taken one by one
+    return F.cross_entropy(out, y) * (out if out._base is None else out._base).detach().abs().max()
+
+
+@pytest.mark.parametrize("loss", [lambda out, y: F.cross_entropy(_OwnVmap.apply(out), y), _of_base], ids=["vmap", "rows"])
+def test_an_example_by_itself_does_not_see_its_batch(loss):
+    """By a rule of its own for many at once, or as a view of all outputs."""
+    if loss is _of_base:
+        seen = []
+        _run(lambda out, y: (seen.append(0 if out._base is None else out._base.numel()), _of_base(out, y))[1], per_example=True)
+        assert max(seen[1:]) <= CLASSES  # the first is asked of all at once, which it cannot be
+    else:
+        with pytest.raises(NotIsolated, match="vmap"):
+            _run(loss)
+
+
+def test_losses_that_draw_are_not_compared_with_themselves():
+    _run(lambda out, y: F.cross_entropy(out + torch.randn_like(out), y), steps=1)

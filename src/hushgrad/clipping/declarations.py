@@ -79,3 +79,12 @@ class Declarations:
             yield
         finally:
             self._tape.silent -= 1
+
+    def look_at_attributes(self) -> None:
+        """Remember the model's numbers as they are now, at the beginning of a run."""
+        self._root.attributes.proved()
+
+    @property
+    def attributes_set(self) -> bool:
+        """Whether somebody has set a number among the model's attributes, other than to count, since the run began."""
+        return self._root.attributes.were_set

@@ -35,10 +35,10 @@ class Passes:
     def __init__(self, capture: Capture, *, seal: bool) -> None:
         self.model, self._capture, self._tape, self._seal = capture.model, capture, capture._tape, seal
         self._whole = capture.whole  # this process may run the model alone
-        self._attributes = Attributes(self.model)
+        self.attributes = Attributes(self.model)
         self._lot = Random(0)  # its own generator: a proof draws from no other, and a run can be repeated
         self.known = Known()
-        self._trials = Trials(capture, self._attributes, self._lot, self.known, seal=seal)
+        self._trials = Trials(capture, self.attributes, self._lot, self.known, seal=seal)
         self._reader = Reader(capture, self.deaf, self._lot)
         self.running: list[Pass | None] = []
         # A plain structure, examples, and the shapes of its calls.
@@ -95,7 +95,7 @@ class Passes:
         return B, [structure] if B > 1 else [], self._key_of(inputs), True
 
     def _key_of(self, inputs: Any) -> Any:
-        return self._attributes.key([*map(data_of, leaves(inputs))])
+        return self.attributes.key([*map(data_of, leaves(inputs))])
 
     def _proved(
         self, inputs: Any, B: int, *, for_good: bool = True, again: bool = False, faint: Structure | None = None
@@ -105,7 +105,7 @@ class Passes:
             structure = self._trials.proved(inputs, B, faint) if B > 1 else self._trials.proved_of_one(inputs)
         if structure is faint:
             return structure
-        self._attributes.proved()
+        self.attributes.proved()
         return self.known.add(self._key_of(inputs), structure, of_one=B == 1)  # computed now: the proof has found the clocks
 
     @contextmanager
@@ -173,7 +173,7 @@ class Passes:
             return
         if (not here.fresh or self._trials.lifts) and self._whole:
             self._trials.lifts = False  # the model may depend on its parameters' values
-            with self._trials.drawing(here.draws), self._attributes.at(here.times or []):  # as the pass began
+            with self._trials.drawing(here.draws), self.attributes.at(here.times or []):  # as the pass began
                 structure = self._proved(here.inputs, here.examples)
             here.key = self._key_of(here.inputs)
             if self._read(here, structure, run):

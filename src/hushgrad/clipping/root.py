@@ -145,8 +145,8 @@ class Root(Passes):
         tape.calls = here.calls
         if self._trials.draws:
             here.draws = host_draws()
-        if self._attributes.timed:
-            here.times = self._attributes.times()
+        if self.attributes.timed:
+            here.times = self.attributes.times()
         here.enter(training=self.model.training, watched=self._seal and (proving or here.structure is not None))
 
     def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
@@ -163,7 +163,7 @@ class Root(Passes):
         aside = self.announces and not self.model.training
         if (aside or within) and is_evaluation(tensors, expected, aside=aside):
             return None
-        key, known, faint = self._attributes.key(data), self.known, None
+        key, known, faint = self.attributes.key(data), self.known, None
         # Most passes look like the last one.
         same = (key, expected, [*map(_shape, data)]) == known.asked and data is tensors
         for B, found in known.answer if same else known.read_as(key, tensors, expected) if expected != 0 and self._whole else ():

@@ -18,6 +18,7 @@ __all__ = [
     "MOST_READINGS",
     "MOST_REPEATS",
     "MUCH_LARGER",
+    "NEXT_PASSES",
     "OUTLIER",
     "OWN_HUGE_LOSS",
     "PROVED_LENGTHS",
@@ -56,6 +57,8 @@ HUGE_LOSS = 1e10
 OWN_HUGE_LOSS = 2.0**30
 # A model that counts its passes is also tried with its counters this many passes ahead.
 LATER_PASSES = (100, 100_000)
+# And as it will be in each of the next ones: what it does in every second to tenth pass shows there.
+NEXT_PASSES = range(1, 10)
 # How many of the constants that a forward compares its tensors with are tried in place of others' data.
 MOST_CONSTANTS = 8
 # Weights are tried up to the first size, and at constants that the forward subtracts or compares with up to the second; training does not

@@ -41,8 +41,12 @@ class Arguments:
         return torch.func.vmap(self._one, randomness="different")(*self.tensors)  # type: ignore[no-any-return]
 
     def one_by_one(self) -> Tensor:
-        """The same in a loop."""
-        return torch.stack([self._one(*(t[k] for t in self.tensors)) for k in range(self.count)])
+        """The same in a loop, each of copies of its rows: a view knows the whole batch."""
+        return torch.stack([self.one(k) for k in range(self.count)])
+
+    def one(self, k: int) -> Tensor:
+        """Its result for one example."""
+        return self._one(*(t[k].clone() for t in self.tensors))
 
     @property
     def count(self) -> int:

@@ -22,7 +22,8 @@ __all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Losses"]
 
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
-    "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers"
+    "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers. "
+    "So are numbers, words and arrays that it gives to the model or a loss, or sets as attributes, and that change from pass to pass"
 )
 
 VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not shown"
@@ -49,6 +50,7 @@ class Losses:
         self.handed = Handed(capture)
         self.padded = PaddedExamples(capture, asked=checked and not together)
         self._covered = 0
+        self._by: Any = None  # what has made the loss of the pass before
         self._begun = False  # a backward pass that runs begins at a loss of the run
 
     def issued(self, batch: Batch, *, whole: bool, listed: bool = False) -> None:
@@ -59,15 +61,18 @@ class Losses:
             self.padded.issued(batch)
         self.handed.issued(batch, whole=whole, listed=listed)
 
-    def covered(self, loss: Tensor, *, alone: bool = False) -> Tensor:
+    def covered(self, loss: Tensor, *, alone: bool = False, by: Any = None) -> Tensor:
         """``loss`` of the pass that was issued last, known to be a mean over its examples; counted when ``loss.backward()`` is called.
 
         If it becomes a term of something else, nothing is known about the other terms, unless the caller says that it is ``alone``.
+        Which of several functions a pass takes the loss ``by`` may follow from its data: the user vouches for that.
         """
         counted = (self.examples or 0) - self.padding
 
         def count(_: Tensor) -> None:
             self._covered += counted if alone or self._begun else 0
+            self.vouched = self.vouched or self._by not in (None, by)
+            self._by = by
 
         if loss.requires_grad:
             loss.register_hook(count)
@@ -82,13 +87,17 @@ class Losses:
         """
         by = examples if self.capture.loss_reduction == "mean" else 1
 
+        hooks = len(loss._backward_hooks or ())  # so far
+
         def backward(
             gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
         ) -> None:
             if not retain_graph:
                 del loss.backward  # a circle, which would keep the graph until the garbage collector comes
             first = torch.ones_like(loss) if gradient is None else gradient
-            self._begun = True
+            given = gradient is not None and not bool((gradient == 1).all())
+            hooked = len(loss._backward_hooks or ()) > hooks or self.handed.is_hooked()
+            self._begun = not (given or hooked)  # else the loop has put something in between, and nothing is known of that
             try:
                 with self.capture.summing():
                     torch.autograd.backward(loss, first * by, retain_graph, create_graph, inputs=inputs)
@@ -105,6 +114,8 @@ class Losses:
             self.rounded = self.rounded or (divided and self.capture.rounded)
         self._covered = 0
         self.handed.forget()
+        if self.capture.attributes_set:
+            self.handed.prepared = True
 
     def _complete(self, examples: int) -> bool:
         if examples:  # a closure may be asked several times

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from random import Random
 from typing import Any
+from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import memory_of, transform
-from hushgrad.clipping.proof.inputs import tensors_in
+from hushgrad.clipping.proof.inputs import inside, tensors_in
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.row_views import rows_at
 
@@ -45,6 +47,11 @@ class Handed:
         self._whole = self._examples = 0  # rows of the step's batch, and of what was handed out last
         self._turned = False  # the loop gives them along the second dimension
         self._lot = Random(0)  # of its own: a run can be repeated
+        self._hooks: list[
+            tuple[ReferenceType[Tensor], int]
+        ] = []  # outputs of the last pass, and how many hooks they had behind it
+        self._beside: dict[Any, list[Any]] = {}  # what the model and the losses were given first, beside tensors
+        self._own: set[int] = set()  # lists and arrays that the loader has handed out
         self._begun, self._due = False, True  # copies are compared in this step wherever they are
         self._seen = False  # what runs now is tried on single examples
 
@@ -56,6 +63,8 @@ class Handed:
         """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
         if whole:
             self._due = not self._begun or self._lot.random() * _RARELY < 1
+            if not self._begun:
+                self._capture.look_at_attributes()
             self._begun = True
             self._batch, self._outputs, self._large = {}, {}, None
         self._examples, self._whole = batch.examples, batch.examples if whole else self._whole
@@ -64,6 +73,7 @@ class Handed:
         known = self._batch if whole else self._parts
         items: Any = batch
         plain = isinstance(items, list) and {*map(type, items)} <= {Tensor}  # as most are
+        self._own = set() if plain else {*_containers(items)}
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
                 known[id(leaf)] = leaf, leaf._version
@@ -80,7 +90,7 @@ class Handed:
 
     def forget(self) -> None:
         """Called after the step."""
-        self._batch, self._parts, self._outputs, self._large = {}, {}, {}, None
+        self._batch, self._parts, self._outputs, self._large, self._hooks = {}, {}, {}, None, []
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -95,6 +105,19 @@ class Handed:
         """Called with what a loss of the run is given."""
         if not self._seen and not self._all_known(leaves):
             self.prepared = True
+        for leaf in leaves:
+            if leaf.requires_grad and id(leaf) not in self._outputs:  # a view or copy of one, which the loop has made
+                self._hooks.append((ref(leaf), 0))
+
+    def is_hooked(self) -> bool:
+        """Whether the loop has put hooks on outputs since the pass, or on what it has made of them for a loss."""
+        made = ((reference(), count) for reference, count in self._hooks)
+        return any(leaf is not None and len(leaf._backward_hooks or ()) > count for leaf, count in made)
+
+    def is_new(self, whose: Any, given: Any) -> bool:
+        """Whether the model, or a loss, is given other numbers, words or arrays beside tensors than in its first pass."""
+        now = [*_values(given, self._own)]
+        return self._beside.setdefault(whose, now) != now
 
     def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not (self._batch or self._parts) or self._seen:
@@ -102,7 +125,8 @@ class Handed:
         # Most models have one output and plain inputs, which need no walk.
         made = [output] if type(output) is Tensor else tensors_in(output)
         plain = not kwargs and {*map(type, args)} <= {Tensor}
-        if not self._all_known(args if plain else tensors_in((args, kwargs))):
+        changed = not plain and not self._capture.aside and self.is_new("the model", (args, kwargs))
+        if changed or not self._all_known(args if plain else tensors_in((args, kwargs))):
             if self._capture.aside:
                 return
             for leaf in made:
@@ -112,6 +136,7 @@ class Handed:
         for leaf in made:
             if not leaf.is_inference() and not (leaf.numel() > _LARGE and leaf.requires_grad and self._weakly(leaf)):
                 self._outputs[id(leaf)] = leaf, leaf._version
+        self._hooks = [(ref(leaf), len(leaf._backward_hooks or ())) for leaf in made if leaf.requires_grad]
 
     def _weakly(self, leaf: Tensor) -> bool:
         """Refer to a large output weakly from here on, since it is as large as everything else together.
@@ -180,6 +205,27 @@ class Handed:
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Whether all numbers are equal, or NaN on both sides."""
     return torch.equal(a, b) or (a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all()))
+
+
+def _containers(value: Any) -> Iterator[int]:
+    """The lists, mappings and arrays in a batch, by their id."""
+    yield id(value)
+    for one in inside(value):
+        if isinstance(one, (list, tuple, Mapping, np.ndarray)):
+            yield from _containers(one)
+
+
+def _values(value: Any, own: set[int]) -> Iterator[Any]:
+    """Numbers, words and arrays in it, but for what the loader has handed out."""
+    if id(value) in own:
+        return
+    if isinstance(value, (bool, int, float, complex, str, bytes)):
+        yield value
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield value.tobytes()
+    for one in inside(value):
+        if not isinstance(one, Tensor):
+            yield from _values(one, own)
 
 
 class Hook:

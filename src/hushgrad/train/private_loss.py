@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ from hushgrad.train.trial_passes import Constant
 
 __all__ = ["PrivateLoss"]
 
+_TENSORS = frozenset({Tensor})
+_RARELY = 128  # batches, in one of which an example's loss is compared with the one that it has alone
+_OWN_VMAP = (
+    "An example's loss for all examples at once (by torch.func.vmap) is not the one that it has alone: a vmap() of an autograd.Function in "
+    "the loss looks at all of them. Leave it out and say generate_vmap_rule = True."
+)
+
 
 class PrivateLoss:
     """A loss function of a private run. Made by :meth:`hushgrad.train.Private.loss`."""
@@ -37,7 +45,8 @@ class PrivateLoss:
             _check.fail("loss_fn", fn, "to be a function of outputs and targets", remedy)
         self._fn, self._losses = fn, losses
         self._compared = per_example  # the user says that the mean over single examples is what is meant
-        self._by_loop = False
+        self._by_loop = self._begun = False
+        self._lot = Random(0)  # of its own: a run can be repeated
         self._means = Means(losses, _RATHER)  # of a function of the model and a batch
         self._kept = ReachableState(fn)
         earlier = losses.known.setdefault(made_by(fn), self._kept)
@@ -51,9 +60,12 @@ class PrivateLoss:
             raise ArgumentError("Expected a batch of private.loader(): a loss of other data has no place in a private step.")
         self._look(calls=1)  # what it reads beside them may be of the batch
         of_batch = any(isinstance(arg, nn.Module) for arg in args)
-        made = self._of_batch(args, examples) if of_batch else self._losses.covered(self._of_outputs(args, examples))
+        made = self._of_batch(args, examples) if of_batch else self._covered(self._of_outputs(args, examples))
         self._look(calls=None)
         return made
+
+    def _covered(self, loss: Tensor) -> Tensor:
+        return self._losses.covered(loss, by=made_by(self._fn))
 
     def _look(self, *, calls: int | None) -> None:
         """Whether state outside of the function's arguments has changed; whoever changed it, the user vouches for it."""
@@ -66,6 +78,8 @@ class PrivateLoss:
     def _of_outputs(self, args: tuple[Any, ...], examples: int) -> Tensor:
         given = rows_of(args, examples, "Keep constants (class weights) inside the function, or give it the model and the batch.")
         self._losses.handed.to_loss(given)
+        if not _TENSORS.issuperset(map(type, args)) and self._losses.handed.is_new(made_by(self._fn), args):
+            self._losses.handed.prepared = True
         if not examples:
             return torch.stack([t.sum() * 0.0 for t in given if t.is_floating_point()]).sum()
         rows, counted = Arguments(self._fn, args), examples - self._losses.padding
@@ -82,10 +96,24 @@ class PrivateLoss:
     def _each(self, rows: Arguments) -> Tensor:
         if not self._by_loop:
             try:
-                return self._watched(rows.at_once, calls=1)
+                made = self._watched(rows.at_once, calls=1)
             except (RuntimeError, ValueError, TypeError):  # what it does cannot be done for all examples at once (.item(), say)
                 self._by_loop = True
+            else:
+                if not self._begun or self._lot.random() * _RARELY < 1:
+                    self._compare_one(rows, made.detach())
+                self._begun = True
+                return made
         return self._watched(rows.one_by_one, calls=rows.count)
+
+    def _compare_one(self, rows: Arguments, made: Tensor) -> None:
+        """Whether one of the examples, drawn at random, has the loss that it has alone; nothing is shown of losses that draw."""
+        k = self._lot.randrange(rows.count)
+        with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            alone = rows.one(k)
+            differs = bool(alone.isfinite()) and not same(made[k], alone)
+            if differs and torch.equal(rows.at_once()[k], rows.at_once()[k]):
+                raise NotIsolated(_OWN_VMAP)
 
     def _watched(self, evaluate: Callable[[], Tensor], *, calls: int) -> Tensor:
         """The losses; if the function keeps state, one example may enter another's loss, and the user vouches for it."""
@@ -141,7 +169,7 @@ class PrivateLoss:
         model = next(arg for arg in args if isinstance(arg, nn.Module))
         self._means.look(lambda some: self._fn(*some), model, args, Rows(examples, examples - self._losses.padding))
         with self._losses.handed.seen():
-            return self._losses.covered(self._fn(*args))
+            return self._covered(self._fn(*args))
 
 
 class _Mean(torch.autograd.Function):

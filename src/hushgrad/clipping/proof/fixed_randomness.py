@@ -37,6 +37,7 @@ __all__ = [
 Draws = tuple[Any, Any]  # states of Python's and numpy's global generators
 aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)
+_MASKS = (aten.bernoulli_, aten.bernoulli)
 _ZEROS = (aten.normal_, aten.randn, aten.randn_like, aten.normal)
 _COMPARING = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
 _BOUNDING = (
@@ -58,14 +59,22 @@ class FixedRandomness(TorchDispatchMode):
     """A dispatch mode in which dropout keeps every element, and uniform and normal draws return constants.
 
     ``drawn`` names operations that still draw, ``casts`` the precisions that were cast to. ``replaced`` is True if a constant stood in
-    for a random number: a branch or a factor may depend on it, so the proof must be repeated with other constants.
+    for a random number: a branch or a factor may depend on it, so the proof must be repeated with other constants. ``masked``: the same
+    for a mask, of dropout or of bernoulli.
+
+    Args:
+        uniform: in place of uniform numbers.
+        normal: in place of normal ones.
+        drops: dropout drops every element instead.
+        falls: uniform and normal numbers differ along the first dimension instead, so that sorting by them changes the order of rows.
     """
 
-    def __init__(self, *, uniform: float = ALMOST_ONE, normal: float = 0.0) -> None:
+    def __init__(self, *, uniform: float = ALMOST_ONE, normal: float = 0.0, drops: bool = False, falls: bool = False) -> None:
         super().__init__()
         self.drawn: set[str] = set()
         self.casts: set[torch.dtype] = set()
-        self.replaced = False
+        self.replaced = self.masked = False
+        self._drops, self._falls = drops, falls
         self.drew = False  # whether some operation draws, or may
         self.watched: set[str] = set()  # kinds of backward passes that were intercepted
         self.seeds: set[int] = set()  # of the generators that were drawn from
@@ -100,12 +109,17 @@ class FixedRandomness(TorchDispatchMode):
             self.drew = True
             self.seeds.add((kwargs.get("generator") or torch.default_generator).initial_seed())
         if name is aten.native_dropout:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+            self.masked = True
+            mask = torch.full_like(args[0], not self._drops, dtype=torch.bool)
+            return args[0] * mask, mask
         if name in _ONES or name in _ZEROS:
             made = func(*args, **kwargs)
             uniform = name in (aten.uniform_, aten.rand, aten.rand_like)
             self.replaced = self.replaced or uniform or name in _ZEROS
-            return made.fill_(self._normal if name in _ZEROS else self._uniform if uniform else 1)
+            self.masked = self.masked or name in _MASKS
+            if self._falls and made.dim() and (uniform or name in _ZEROS):
+                return made.copy_(_falling(len(made), made.device).view(-1, *[1] * (made.dim() - 1)))
+            return made.fill_(self._constant(name, uniform=uniform))
         if torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in str(
             name
         ):  # with dropout that one is decomposed
@@ -113,6 +127,11 @@ class FixedRandomness(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags and name is not aten._to_copy and name not in _BOUNDING:
             _ORDINARY.add(func)
         return func(*args, **kwargs)
+
+    def _constant(self, name: Any, *, uniform: bool) -> float:
+        if name in _MASKS:
+            return float(not self._drops)
+        return self._normal if name in _ZEROS else self._uniform if uniform else 1.0
 
     @property
     def idle(self) -> bool:
@@ -135,6 +154,13 @@ class FixedRandomness(TorchDispatchMode):
             value = value.item() if value.numel() == 1 else None
         if isinstance(value, (int, float)) and len(self.compared) < MOST_CONSTANTS and math.isfinite(value):
             self.compared[float(value)] = None
+
+
+def _falling(rows: int, device: torch.device) -> Tensor:
+    """Numbers between 0 and 1 that are large and small in turn, and fall among each of these."""
+    made = torch.linspace(ALMOST_ONE, 0.75, rows, dtype=torch.float32, device=device)
+    made[1::2] -= 0.75 - (1 - ALMOST_ONE)
+    return made
 
 
 _now: list[FixedRandomness] = []

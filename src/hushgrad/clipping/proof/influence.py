@@ -20,7 +20,7 @@ from hushgrad.clipping.proof.changed_examples import KINDS, Named, changes, cons
 from hushgrad.clipping.proof.seal_runs import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.runs import same
-from hushgrad.clipping.thresholds import LATER_PASSES, SEAL_EXAMPLES, SEAL_UNCHANGED
+from hushgrad.clipping.thresholds import LATER_PASSES, NEXT_PASSES, SEAL_EXAMPLES, SEAL_UNCHANGED
 
 __all__ = ["influence", "swayed"]
 
@@ -231,6 +231,12 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
 
 
 def _by_time(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:
+    """The same in later passes of a model that counts them: in each of the next ones, as of every third one, and far later."""
+    for passes in NEXT_PASSES:
+        with stage.later(passes) as keeps_time:
+            soon = swayed(stage, structure, inputs, B, lot, brief=True) if keeps_time else None
+        if soon or not keeps_time:
+            return soon and f"in a later pass {soon}"
     for passes in LATER_PASSES:
         with stage.later(passes) as keeps_time:
             problem = keeps_time and (swayed(stage, structure, inputs, B, lot) or _by_memory(stage, structure, inputs, B, lot))

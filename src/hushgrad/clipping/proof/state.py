@@ -40,6 +40,7 @@ class Attributes(Key):
         self._dicts, self._places = [], []
         self.timed: list[Place] = []  # the clocks
         self._values: dict[tuple[int, str], set[Any]] = {}  # values of numbers in proved passes
+        self.were_set = False  # to several values, of one that does not just count
         self._size = -1  # listed on first use: a copy's modules do not exist before
         self._wiring, self._wired = Wiring(model), -1
         self._untrained = UntrainedTensors()
@@ -77,10 +78,13 @@ class Attributes(Key):
     def proved(self) -> None:
         """Record that these values were proved. A number with several proved values follows a schedule: it is no longer compared."""
         before = len(self._clocks)
+        if self._size < 0:
+            self._list()
         for d, name in self._places:
             if type(d.get(name)) in (int, float):
                 seen = self._values.setdefault((id(d), name), set())
                 seen.add(d[name])
+                self.were_set = self.were_set or (len(seen) > 1 and not _counts(seen))
                 if len(seen) >= SCHEDULE_VALUES:
                     self._clocks.add((id(d), name))
         if len(self._clocks) > before:
@@ -136,6 +140,11 @@ class Attributes(Key):
         finally:
             for d, name, value in kept:
                 d[name] = value
+
+
+def _counts(values: set[Any]) -> bool:
+    """Whether they are whole numbers without a gap, as epochs are."""
+    return all(type(v) is int for v in values) and max(values) - min(values) == len(values) - 1
 
 
 def attributes_of(model: nn.Module) -> list[dict[str, Any]]:

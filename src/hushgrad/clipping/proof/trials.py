@@ -150,6 +150,8 @@ class Trials(ProofPasses):
             if found is not None and problem is None and self._seal and quiet.replaced:
                 problem = self._swayed(found[0], inputs, B)
             if found is not None and problem is None and self._seal:
+                problem = self._drawn_otherwise(found[0], inputs, B, quiet)
+            if found is not None and problem is None and self._seal:
                 problem = self._switched(found[0], inputs, B, list(quiet.bounds))
         except HushgradError as error:
             return _Failure(None, error, frozenset(quiet.drawn))
@@ -189,6 +191,17 @@ class Trials(ProofPasses):
                 return Broken(problem, influence=True)
         return None
 
+    def _drawn_otherwise(self, structure: Structure, inputs: Any, B: int, quiet: FixedRandomness) -> Broken | None:
+        """The same, briefly, where masks drop everything, and where random numbers differ from row to row."""
+        problem = None
+        dropping, falling = (
+            [{"drops": True}] * quiet.masked,
+            [{"falls": True}] * (2 * quiet.replaced),
+        )  # whose row it gets is drawn
+        for draws in (*dropping, *falling):
+            problem = problem or self._changed(nullcontext(), structure, inputs, B, quiet=FixedRandomness(**draws))[0]
+        return None if problem is None else Broken(f"with other random numbers, {problem}", influence=True)
+
     def _switched(self, structure: Structure, inputs: Any, B: int, bounds: list[float]) -> Broken | None:
         """The same with closed gates opened, with other weights, and with lifted zeros back at 0.
 
@@ -215,13 +228,20 @@ class Trials(ProofPasses):
         return None
 
     def _changed(
-        self, change: AbstractContextManager[None], structure: Structure, inputs: Any, B: int, *, lifts: bool = True
+        self,
+        change: AbstractContextManager[None],
+        structure: Structure,
+        inputs: Any,
+        B: int,
+        *,
+        lifts: bool = True,
+        quiet: FixedRandomness | None = None,
     ) -> tuple[str | None, bool]:
         """What is wrong with the changed model, and whether it could be run at all."""
         before, seen = self.lifts, len(self.traces)
         self.lifts = before and lifts
         try:
-            with change, self._proving(FixedRandomness()):
+            with change, self._proving(FixedRandomness() if quiet is None else quiet):
                 return swayed(self, structure, inputs, B, self._lot, brief=True), True
         except (HushgradError, MemoryError, torch.OutOfMemoryError):
             raise
