@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -29,9 +30,11 @@ from hushgrad.release.placement.sharded import is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.train.after.averaged import Averaged
+from hushgrad.train.agreement import require_same_run
 from hushgrad.train.batch_invariance import BatchInvariance
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
+from hushgrad.train.findings import Findings
 from hushgrad.train.guard import Guard, Watch
 from hushgrad.train.invariant_sizes import InvariantSizes, OneLength
 from hushgrad.train.loss_tracking import Losses
@@ -70,6 +73,9 @@ class Attached(Saving):
         _check.instance(bool, lazy_tables=lazy_tables)
         self._world = World.here()
         self._key = self._world.share_key(key.for_run())
+        self._asked = {"unused": unused, "check_isolation": check_isolation, "lazy_tables": lazy_tables}
+        asked = {**self._asked, "loss_reduction": loss_reduction, "max_epsilon": max_epsilon, "prior": prior and prior.to_json()}
+        require_same_run(self._world, self._key.journal, plan, model, optimizer, asked)
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
         if plan.certified:
@@ -116,8 +122,14 @@ class Attached(Saving):
         self._handles: list[Any] = [self._parts]
         self._before_pass: list[Callable[[int], None]] = []
         self._checks: list[Callable[[], None]] = []
-        self._together = self._world.together if self._world.size > 1 else nullcontext
-        self._asked = {"unused": unused, "check_isolation": check_isolation, "lazy_tables": lazy_tables}
+        self._findings = Findings(
+            self._books,
+            self.losses,
+            notes=lambda: (*self._own.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes),
+            add=lambda note: self._journal.vouched(note),
+            issued=lambda: self._issued is not None,
+        )
+        self._together = partial(self._world.together, self._findings) if self._world.size > 1 else nullcontext
         self._attached = True
         self._guard.attach()
         try:
@@ -151,7 +163,7 @@ class Attached(Saving):
         if self.losses.must:
             self._checks.append(self._check_losses)
         if self._world.size > 1:
-            self._checks.append(self._check_captured)
+            self._checks += [self._look_at_data, self._check_captured]
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
         self._handles.append(Watch(self))
@@ -160,6 +172,12 @@ class Attached(Saving):
         """In a certified run: require that the losses were sums."""
         if self._issued is not None:
             self.losses.require(self._issued.counted)
+
+    def _look_at_data(self) -> None:
+        """Before steps 1, 2, 4, 8 and so on, since other processes cannot see this one's data."""
+        taken = self.steps
+        if taken & (taken + 1) == 0:
+            self._books.broken = self._books.broken or self._contract.changed()
 
     def _attach_tables(self) -> None:
         require_lazy_plan(self.plan, self._world, sharded=self.placement.in_parts)

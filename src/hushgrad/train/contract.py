@@ -12,13 +12,13 @@ from hushgrad.sampling.data_changes import content_of
 from hushgrad.sampling.data_digest import identity_of
 from hushgrad.sampling.units import Grouping, Units
 
-__all__ = ["DataContract"]
+__all__ = ["GROWN", "UNSEEN", "DataContract", "about_data"]
 
-_UNSEEN = (
+UNSEEN = (
     "Unseen data: that they are those which the run began with is vouched for; not all of them lies in memory or in named files, and "
     'no identity was given (identity="name, version" of the loader)'
 )
-_GROWN = "The data set has come to hold more since the run began: that it gives the same records is vouched for"
+GROWN = "The data set has come to hold more since the run began: that it gives the same records is vouched for"
 _READING = 'A data set that changes as it is read needs identity="name, version", given to the loader from the beginning.'
 
 
@@ -52,8 +52,21 @@ class DataContract:
         self.is_read = False
         self.notes: tuple[str, ...] = ()
 
-    def require(self, dataset: Any, groups: Grouping | None, identity: str | None, key: RunKey, journal: Journal) -> None:
-        """Bind the run to these data, or check that they are those that it is bound to.
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no loader yet."""
+        return self._first is None
+
+    def require(
+        self,
+        dataset: Any,
+        groups: Grouping | None,
+        identity: str | None,
+        key: RunKey,
+        journal: Journal,
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        """Bind the run to these data, or check that they are those that it is bound to; ``about`` if it is known already.
 
         Raises:
             ArgumentError: if they are others, or have changed.
@@ -61,7 +74,7 @@ class DataContract:
         data = _Data(dataset, groups, None if identity is None else _check.instance(str, identity=identity))
         if self._first is None or not self._first.is_the_same_object(data):
             if journal.durable:
-                self._bind(data, key, journal)
+                self._bind(_about(data, key) if about is None else about, journal)
             elif self._first is not None:
                 self._compare(_about(self._first, key), _about(data, key))
         self._latest, self._key = data, key
@@ -85,7 +98,7 @@ class DataContract:
             return ""
         now = self._latest.content(self._key)
         if now.keys() - self._content.keys():
-            self._remark(_GROWN)
+            self._remark(GROWN)
         places = [place for place, digest in self._content.items() if now.get(place) != digest]
         return "" if not places else f"the data of this run were changed while it went on (data{places[0]})"
 
@@ -101,9 +114,8 @@ class DataContract:
                 f"its batches promise. {_READING}"
             )
 
-    def _bind(self, data: _Data, key: RunKey, journal: Journal) -> None:
+    def _bind(self, about: dict[str, Any], journal: Journal) -> None:
         repeated = "data" in journal.bound
-        about = _about(data, key)
         journal.bind("data", about)
         self._note(about, compared=repeated)
 
@@ -117,11 +129,16 @@ class DataContract:
 
     def _note(self, about: dict[str, Any], *, compared: bool) -> None:
         if compared and not about["seen"]:
-            self._remark(_UNSEEN)
+            self._remark(UNSEEN)
 
     def _remark(self, note: str) -> None:
         if note not in self.notes:
             self.notes = (*self.notes, note)
+
+
+def about_data(dataset: Any, groups: Grouping | None, identity: str | None, key: RunKey) -> dict[str, Any]:
+    """What identifies these data: their number, keyed digests of them and of their groups, and the name that the user gave."""
+    return _about(_Data(dataset, groups, identity), key)
 
 
 def _about(data: _Data, key: RunKey) -> dict[str, Any]:

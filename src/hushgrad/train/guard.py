@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hushgrad.train.attached import Attached
     from hushgrad.train.plan import Plan
 
-__all__ = ["Guard", "Room", "Watch", "checks"]
+__all__ = ["OTHER", "Guard", "Room", "Watch", "checks"]
 
 _private: WeakSet[Optimizer] = WeakSet()
 _checking: WeakSet[Optimizer] = WeakSet()
@@ -57,7 +57,7 @@ _ONE_GRADIENT = "Use an optimizer that takes one gradient per step: SGD, Adam, A
 
 
 _watched: WeakSet[Attached] = WeakSet()
-_OTHER = (
+OTHER = (
     "Another optimizer, without privacy, stepped while this run was dealing its batches: that its model saw none of their records is "
     "vouched for, not shown"
 )
@@ -67,7 +67,7 @@ def _steps(optimizer: Optimizer, *_: object) -> None:
     if optimizer not in _private and optimizer not in _checking:
         for run in list(_watched):
             if run.dealt:
-                run.journal.vouched(_OTHER)
+                run.journal.vouched(OTHER)
 
 
 register_optimizer_step_pre_hook(_steps)  # one for all runs; cheap for a private step

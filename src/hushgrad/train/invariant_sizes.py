@@ -29,11 +29,11 @@ _MULTIPLES = (4, 8, 16)
 _FEW = 3  # so few rows always count as different: convolutions and recurrent layers are not tested
 _NUMBERS = 16  # of a row, over all draws of a shape, that are compared
 _ANY = 2**31
-_PLACES = (
+PLACES = (
     "On this machine a row of a narrow layer of this model has other last bits at another place in its batch, so that a record may move "
     "others by rounding; MKL_CBWR=AUTO in the environment in which Python is started ends that"
 )
-_SIZES = (
+SIZES = (
     "With these threads a row of this model has other last bits in a batch of another size, so that a record may move others by rounding; "
     "one thread, pad_to= or micro-batches, which then all have one size, end that"
 )
@@ -180,8 +180,8 @@ def _sizes(seen: list[_Seen]) -> InvariantSizes:
     last = max(other)
     fine = last + 1 if last < seen[0].tried - _FEW else None
     few = 1 if 2 in moved else 2 if _FEW in moved else _FEW
-    notes = (_PLACES,) if 2 * ROWS in moved else ()
+    notes = (PLACES,) if 2 * ROWS in moved else ()
     for multiple in _MULTIPLES:
         if not any(n % multiple == 0 for n in other):
             return InvariantSizes(Sizes(multiple, fine, few), notes)
-    return InvariantSizes(Sizes(_MULTIPLES[0], fine, _ANY), notes or (_SIZES,))
+    return InvariantSizes(Sizes(_MULTIPLES[0], fine, _ANY), notes or (SIZES,))

@@ -49,6 +49,7 @@ class Losses:
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
         self.padded = PaddedExamples(capture, asked=checked and not together)
+        self.due_notes: tuple[str, ...] = ()  # what the step that is being taken adds
         self._covered = 0
         self._by: Any = None  # what has made the loss of the pass before
         self._begun = False  # a backward pass that runs begins at a loss of the run
@@ -106,16 +107,27 @@ class Losses:
 
         loss.backward = backward  # type: ignore[method-assign]
 
-    def settle(self, examples: int | None) -> None:
-        """Called after a step over ``examples``; None: on a batch from elsewhere."""
+    def weigh(self, examples: int | None) -> None:
+        """A step over ``examples`` is about to be taken; None: on a batch from elsewhere."""
+        self.due_notes = ()
         if examples is None or not self._complete(examples):
-            self.vouched = True
             divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
-            self.rounded = self.rounded or (divided and self.capture.rounded)
-        self._covered = 0
-        self.handed.forget()
+            self.due_notes = (VOUCHED, ROUNDED) if divided and self.capture.rounded else (VOUCHED,)
         if self.capture.attributes_set:
-            self.handed.prepared = True
+            self.due_notes += (PREPARED,)
+
+    def settle(self) -> None:
+        """The step was taken."""
+        for note in self.due_notes:
+            self.learn(note)
+        self.due_notes, self._covered = (), 0
+        self.handed.forget()
+
+    def learn(self, note: str) -> bool:
+        """Have the guarantee say ``note``, if it is one about losses."""
+        self.vouched, self.rounded = self.vouched or note == VOUCHED, self.rounded or note == ROUNDED
+        self.handed.prepared = self.handed.prepared or note == PREPARED
+        return note in (VOUCHED, ROUNDED, PREPARED)
 
     def _complete(self, examples: int) -> bool:
         if examples:  # a closure may be asked several times

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -23,7 +23,10 @@ from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.make_loader import refuse_options
 from hushgrad.sampling.units import Grouping
+from hushgrad.train.agreement import require_same_data
 from hushgrad.train.attached import Attached
+from hushgrad.train.contract import about_data
+from hushgrad.train.findings import LOST
 from hushgrad.train.loop import Loop
 from hushgrad.train.opacus_names import ENGINE, OPACUS
 from hushgrad.train.options import DATALOADER
@@ -122,6 +125,24 @@ class Private(Attached):
             identity: a name of the data and their version, where their content cannot be compared.
             dataloader_options: go to torch's ``DataLoader``.
         """
+        units: list[int] = []
+        first = self._contract.is_new and self._world.size > 1
+        together = self._together if first else nullcontext  # what one process refuses is refused by all
+        with together():
+            made = self._dealing(dataset, groups, units, dataloader_options)
+            about = about_data(dataset, groups, identity, self._key) if first else None
+        if about is not None:
+            require_same_data(self._world, self._key.journal, about, self.steps)
+        with together():  # after everything that may refuse them
+            self._contract.require(dataset, groups, identity, self._key, self._journal, about)
+        self._attendance = self._attendance or Attendance(self.plan.participation, units=units[0])
+        self._dim, made.finished = made.hands.dim, not len(made) and self.steps == self._resumed
+        if not made.hands.keeps_apart():
+            self.losses.handed.prepared = True
+        return made
+
+    def _dealing(self, dataset: Any, groups: Grouping | None, units: list[int], options: dict[str, Any]) -> sampling.BatchLoader:
+        """The loader of data that the plan allows; how many units they have is added to ``units``."""
         if self._books.declared is not None:
             raise ArgumentError("Expected no loader: declare() stated that this run's batches come from elsewhere.")
         if (groups is None) == (self.plan.unit == "user"):
@@ -132,11 +153,10 @@ class Private(Attached):
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             remedy = "Batches are drawn at random from all records: read a stream into a list first."
             _check.fail("dataset", type(dataset).__name__, "to have len() and [i]", remedy)
-        refuse_options(dataloader_options)
-        units: list[int] = []
+        refuse_options(options)
         # Otherwise torch draws its workers' seed from its own generator, whose state a resumed run must reproduce.
-        dataloader_options.setdefault("generator", torch.Generator())
-        made = sampling.loader(
+        options.setdefault("generator", torch.Generator())
+        return sampling.loader(
             dataset,
             self.plan.sampler,
             rng_key=self._key.sampling,
@@ -150,14 +170,8 @@ class Private(Attached):
             copies=self.plan.augmentations,
             sizes=self._own.sizes,
             fixed=self.plan.pad_to,
-            **dataloader_options,
+            **options,
         )
-        self._contract.require(dataset, groups, identity, self._key, self._journal)  # after everything that may refuse them
-        self._attendance = self._attendance or Attendance(self.plan.participation, units=units[0])
-        self._dim, made.finished = made.hands.dim, not len(made) and self.steps == self._resumed
-        if not made.hands.keeps_apart():
-            self.losses.handed.prepared = True
-        return made
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """``batch.split(size)``; with ``fully_shard``, as many micro-batches as the process that needs most: the last ones may be empty.
@@ -208,7 +222,8 @@ class Private(Attached):
         self.settle()
         self._books.broken = self._books.broken or self._contract.changed()
         notes = (*self._own.notes, *self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
-        return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=notes)
+        once = tuple(dict.fromkeys((*notes, LOST) if self._world.lost else notes))
+        return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=once)
 
     def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor] | Loop, **options: Any) -> Any:
         """Audit this run on copies of its model and optimizer, under keys of the audit: the run itself is not touched.

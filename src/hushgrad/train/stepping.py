@@ -38,6 +38,7 @@ from hushgrad.train.after.averaged import Averaged
 from hushgrad.train.batch_invariance import BatchInvariance
 from hushgrad.train.books import Books
 from hushgrad.train.contract import DataContract
+from hushgrad.train.findings import Findings
 from hushgrad.train.guard import Guard
 from hushgrad.train.invariant_sizes import InvariantSizes, OneLength
 from hushgrad.train.loss_tracking import Losses
@@ -81,6 +82,7 @@ class Stepping:
     _bits: BatchInvariance
     _own: InvariantSizes
     _length: OneLength
+    _findings: Findings
     _parts: Parts
     _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none
     _before_pass: list[Callable[[int], None]]  # called before a pass over so many examples
@@ -245,31 +247,31 @@ class Stepping:
     def _take(self, noised: Noised) -> None:
         """The last check before a release: a row of noise that was released before must give the same value again.
 
-        All processes enter the step or none, and it is charged before it is released: whatever fails afterwards, this noise is spent.
+        All processes send their witnesses, then all enter the step or none. It is charged before it is released: its noise is spent then.
         """
         step, issued, book = noised.step, self._issued, self._attendance
         records = None if issued is None or book is None else issued.records
         later = not self.placement.waited_for and not self._journal.durable
         witness = None if later else self._release.witness(noised)
+        self.losses.weigh(None if issued is None else issued.counted)
         with self._journal:
             with self._together():
+                found = None if witness is None else self._world.total(int.from_bytes(witness[:6], "little"))
                 if step != self._books.taken:
                     raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")
                 if book is not None and records is not None and book.asks:
                     book.require(step, records)
-                if witness is None:  # without a journal on disk nothing is compared, and no device is synchronised
+                if found is None:  # without a journal on disk nothing is compared, and no device is synchronised
                     self._later.add(step, noised.norms)
                 else:
-                    found = int.from_bytes(witness[:6], "little")
-                    found = found if self._world.size == 1 else self._world.total(found)
                     self._journal.released(step, found.to_bytes(8, "little"))
                     self._books.content = self._journal.chain.hex()
             if book is not None and records is not None:
                 if len(book.noted) * (len(records) + 1) > TOGETHER:
                     book.enter_noted()
                 book.noted[step] = records
-            self._books.charge(issued=issued is not None)
-            self.losses.settle(None if issued is None else issued.counted)
+            self._books.charge(issued=issued is not None and not self._findings.foreign)
+            self.losses.settle()
             self._issued = None
 
     def _enter_later(self, step: int, found: bytes) -> None:

@@ -16,10 +16,10 @@ Where parameters are sharded, each process adds row t to the part that only it h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.shared_secret import shared_secret
 
-__all__ = ["ProcessLost", "World", "answered", "part_of"]
+__all__ = ["ProcessLost", "Told", "World", "answered", "part_of"]
 
 
 class ProcessLost(HushgradError, RuntimeError):
@@ -46,6 +46,16 @@ def answered(what: str) -> Iterator[None]:
             f"Another process ended or did not answer in time while {what}. Nothing of this step was released. Start all "
             "processes again; with a Checkpoint the run goes on from its last save."
         ) from error
+
+
+class Told(Protocol):
+    """What a process tells the others with each step."""
+
+    def said(self) -> list[bool]:
+        """What this process knows; as many bits in every one."""
+
+    def heard(self, bits: Sequence[bool]) -> None:
+        """What some process knows."""
 
 
 _beside: tuple[Any, Any] | None = None  # the default group, and one beside it for what that one does not serve
@@ -87,6 +97,7 @@ class World:
     rank: int = 0
     size: int = 1
     apart: bool = field(default=False, compare=False)
+    lost: bool = field(default=False, compare=False)  # another process was gone in a step
 
     @classmethod
     def here(cls) -> World:
@@ -109,8 +120,10 @@ class World:
         if self.size == 1:
             return key
         with answered("the processes agreed on a key"):
-            *secret, reproducible = shared_secret(bytes([*key.secret, key.reproducible]), self.rank, self.gathered)
-        return RunKey(bytes(secret), reproducible=bool(reproducible), fresh=key.fresh)
+            *secret, reproducible, fresh = shared_secret(
+                bytes([*key.secret, key.reproducible, key.fresh]), self.rank, self.gathered
+            )
+        return RunKey(bytes(secret), reproducible=bool(reproducible), fresh=bool(fresh))
 
     @torch.no_grad()
     def share_parameters(self, tensors: Iterable[Tensor]) -> None:
@@ -146,6 +159,12 @@ class World:
         dist.all_gather(received, sent, group=_group(sent.device))
         return [bytes(one.tolist()) for one in received]
 
+    def compared(self, content: bytes) -> list[bytes]:
+        """The same where a run begins, or one sentence if a process is gone."""
+        self.require_joined()
+        with answered("the processes compared what they were given"):
+            return self.gathered(content)
+
     # Small agreements ------------------------------------------------------------------------------------------------
 
     def total(self, count: int) -> int:
@@ -175,36 +194,49 @@ class World:
             dist.all_reduce(sent, op=how, group=_group(sent.device))
         return int(sent)
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self, told: Told | None = None) -> AbstractContextManager[None]:
         """All processes leave the block, or none: if one refuses, the others raise as well instead of waiting for it.
+
+        With the message that says so, each process sends what ``told`` says and hears what any of them has said.
 
         Raises:
             CaptureError: if another process refused, or could not write its file.
         """
-        return self._together() if self.size > 1 else nullcontext()
+        return self._together(told) if self.size > 1 else nullcontext()
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _together(self, told: Told | None) -> Iterator[None]:
         self.require_joined()
         try:
             yield
         except ProcessLost:
             raise
         except HushgradError as error:
-            self.total(1)
+            self._tell(True, told)
             error.agreed = True
             raise
         except BaseException:
             self.apart = True
             raise
-        if self.total(0):
+        if self._tell(False, told):
             refused = CaptureError("Another process refused; its error says why. Nothing of this step was released.")
             refused.agreed = True
             raise refused
 
+    def _tell(self, refused: bool, told: Told | None) -> bool:
+        """Whether some process has refused."""
+        sent = torch.tensor([refused, *([] if told is None else told.said())], dtype=torch.int64)
+        with answered("the processes agreed on a step"):
+            dist.all_reduce(sent, op=dist.ReduceOp.MAX, group=_group(sent.device))
+        any_refused, *bits = map(bool, sent.tolist())
+        if told is not None:
+            told.heard(bits)
+        return any_refused
+
     def part_by(self, error: BaseException) -> None:
         """Record that ``error`` ends a step that all processes have begun: unless all refuse it, this one may be behind the others."""
         self.apart = self.apart or not getattr(error, "agreed", False)
+        self.lost = self.lost or isinstance(error, ProcessLost)
 
     def require_joined(self) -> None:
         """Raise if this process has left a step that others may have gone on with.

@@ -1,0 +1,96 @@
+"""Several processes: were all of them given the same plan, options, model, optimizer and data?
+
+They take one step together. Batches are dealt by the numbers of records, so with two orders of the data one record may be number 3 here
+and number 7 there, and count twice; with two clip norms the larger one bounds the sum. So the processes compare digests where a run begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hushgrad.errors import ArgumentError
+from hushgrad.release.placement.world import World
+from hushgrad.train.plan import Plan
+
+__all__ = ["require_same_data", "require_same_run"]
+
+_BYTES = 16
+
+
+def require_same_run(
+    world: World, key: bytes, plan: Plan, model: nn.Module, optimizer: Optimizer, options: Mapping[str, Any]
+) -> None:
+    """Refuse, in all processes, a run that is not the same in each of them.
+
+    Raises:
+        ArgumentError: the same one everywhere; it names what differs.
+    """
+    if world.size == 1:
+        return
+    settings = plan.to_json()
+    given: dict[str, Any] = {f"plan.{f.name}": settings.get(f.name) for f in dataclasses.fields(plan)}
+    given |= {"model": _model(model), "optimizer": _optimizer(optimizer, model), **options}
+    _require_same(
+        world, key, given, "each does its part of one step, whose bound is that of one plan. Give all the same arguments."
+    )
+
+
+def require_same_data(world: World, key: bytes, about: Mapping[str, Any], steps: int) -> None:
+    """The same for the data, of which ``about`` is what the data contract knows, and for the number of ``steps`` taken.
+
+    Raises:
+        ArgumentError: the same one everywhere.
+    """
+    groups = {name: value for name, value in about.items() if name in ("groups", "cap")}
+    given: dict[str, Any] = {"data": (about["examples"], about["digest"], about["seen"]), "groups": groups}
+    given |= {"identity": about["identity"], "number of steps taken": steps}
+    why = (
+        "batches are dealt by the numbers of records, and in another order one record counts twice. Seed what makes or shuffles them "
+        "(generator=torch.Generator().manual_seed(0) for random_split); if copies of the same files differ in path or time alone, give "
+        'identity="name, version".'
+    )
+    _require_same(world, key, given, why)
+
+
+def _require_same(world: World, key: bytes, given: Mapping[str, Any], why: str) -> None:
+    """``given`` must have the same names in all processes; its values are compared by digests under ``key``."""
+    found = world.compared(b"".join(_digest(value, key) for value in given.values()))
+    parts = [{one[at : at + _BYTES] for one in found} for at in range(0, _BYTES * len(given), _BYTES)]
+    others = [name for name, digests in zip(given, parts, strict=True) if len(digests) > 1]
+    if others:
+        refused = ArgumentError(f"Expected the same {', '.join(others[:3])} in every process: {why}")
+        refused.agreed = True
+        raise refused
+
+
+def _digest(value: Any, key: bytes) -> bytes:
+    return hashlib.blake2b(repr(_plain(value)).encode(), digest_size=_BYTES, key=key).digest()
+
+
+def _plain(value: Any) -> Any:
+    """The value as built-in types, alike in all processes; of an object that is none, its class."""
+    if isinstance(value, Tensor):
+        return value.tolist()  # a learning rate
+    if isinstance(value, Mapping):
+        return sorted((str(name), _plain(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
+
+
+def _model(model: nn.Module) -> Any:
+    parameters = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    buffers = [(name, tuple(b.shape), str(b.dtype)) for name, b in model.named_buffers()]
+    return parameters, buffers, [(name, type(module).__qualname__) for name, module in model.named_modules()]
+
+
+def _optimizer(optimizer: Optimizer, model: nn.Module) -> Any:
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [{**group, "params": [names.get(id(p)) for p in group["params"]]} for group in optimizer.param_groups]
+    return type(optimizer).__qualname__, groups
