@@ -201,7 +201,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_large_outputs_are_known_and_are_not_kept_alive(name, monkeypatch):
     """A vocabulary's scores are as large as all that a part of a batch leaves behind; whoever trains has let go of them before backward."""
-    monkeypatch.setattr("hushgrad.train.passed_data._LARGE", 16)
+    monkeypatch.setattr("hushgrad.train.loss_tracking.LARGE", 16)
     model, (answer, notes) = nn.Linear(3, 8), ANSWERS[name]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = make_private(model, optimizer, PLAN)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hushgrad.errors import CaptureError
 
 __all__ = [
+    "AS_TORCH",
     "SIGNATURES",
     "Node",
     "accumulated",
@@ -29,12 +30,12 @@ __all__ = [
     "called",
     "checkpoints_off",
     "eagerly",
+    "entering",
     "global_hooks",
     "holders",
     "hooked",
     "input_metadata",
     "input_shape",
-    "intercept_saved",
     "is_autocast",
     "is_compiling",
     "is_exporting",
@@ -124,11 +125,12 @@ def _reread(pack: Callable[[Tensor], Any], t: Tensor) -> Any:
     return holder
 
 
-_enter = saved_tensors_hooks.__enter__
+AS_TORCH = saved_tensors_hooks.__enter__
 
 
-def intercept_saved(handed: Callable[[Tensor], Tensor] | None) -> None:
-    """Hand out what is saved under hooks of the model's own (checkpoints, ``save_on_cpu``) as ``handed`` makes it; None: as torch does.
+def entering(handed: Callable[[Tensor], Tensor]) -> Callable[[saved_tensors_hooks], None]:
+    """In the place of ``saved_tensors_hooks.__enter__``: what is saved under hooks of the model's own (checkpoints, ``save_on_cpu``) is
+    handed out as ``handed`` makes it.
 
     Nodes inside of a checkpoint can then be called by hand, too: torch lets each of its tensors be read once in a backward pass.
     """
@@ -137,9 +139,9 @@ def intercept_saved(handed: Callable[[Tensor], Tensor] | None) -> None:
         pack, unpack = hooks.pack_hook, hooks.unpack_hook
         if isinstance(hooks, _checkpoint._checkpoint_hook):
             pack = partial(_reread, pack)
-        push_packing(pack, unpack if handed is None else lambda kept: handed(unpack(kept)))
+        push_packing(pack, lambda kept: handed(unpack(kept)))
 
-    saved_tensors_hooks.__enter__ = _enter if handed is None else enter  # type: ignore[method-assign]
+    return enter
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.clipping.proof.inputs import Reading
+from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.tape import Tape
 
@@ -85,6 +86,6 @@ class Declarations:
         self._root.attributes.proved()
 
     @property
-    def attributes_set(self) -> bool:
-        """Whether somebody has set a number among the model's attributes, other than to count, since the run began."""
-        return self._root.attributes.were_set
+    def attributes(self) -> Attributes:
+        """The model's plain attributes; whether somebody has set a number among them since the run began, other than to count."""
+        return self._root.attributes

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from hushgrad.clipping._torch import (
-    intercept_saved,
+    AS_TORCH,
+    entering,
     is_autocast,
     is_exporting,
     is_tracing,
@@ -41,6 +43,7 @@ __all__ = ["Pass", "Root"]
 
 _site, _shapes, _shape, _is_nested = attrgetter("site"), attrgetter("shapes"), attrgetter("shape"), attrgetter("is_nested")
 _TENSORS = {Tensor}
+_SAVED = entering(as_they_are)
 
 
 class Pass:
@@ -67,7 +70,8 @@ class Pass:
                 self.packing = Packing()
                 push_packing(self.packing.pack, self.packing.unpack)
                 break
-        intercept_saved(as_they_are if self.packing is None else self.packing.handed)
+        # What the model saves under hooks of its own (checkpoints, save_on_cpu) is handed out to us, too.
+        saved_tensors_hooks.__enter__ = _SAVED if self.packing is None else entering(self.packing.handed)  # type: ignore[method-assign]
         # Attention takes a fast path if no parameter requires gradients: none does between a site's hooks.
         if not training:
             self.fast = torch.backends.mha.get_fastpath_enabled()
@@ -85,7 +89,7 @@ class Pass:
         if self.nodes < 0:
             return
         self.nodes = -1
-        intercept_saved(None)
+        saved_tensors_hooks.__enter__ = AS_TORCH  # type: ignore[method-assign]
         if self.dispatch is not None:
             self.dispatch.__exit__(None, None, None)
         if self.trace is not None:

@@ -122,6 +122,7 @@ class Attached(Saving):
         self._handles: list[Any] = [self._parts]
         self._before_pass: list[Callable[[int], None]] = []
         self._checks: list[Callable[[], None]] = []
+        self._loss_checks: list[Callable[[], None]] = []
         self._findings = Findings(
             self._books,
             self.losses,
@@ -156,8 +157,8 @@ class Attached(Saving):
         self._handles.append(self.losses.handed.attach(self.model))
         if check_isolation:
             inside = Inside(self.model, self.losses)
-            self._handles.append(inside.attach())
-            self._checks += [inside.check, self.losses.padded.check]
+            inside.attach()
+            self._loss_checks += [inside.check, self.losses.padded.check]
         if lazy_tables:
             self._attach_tables()
         if self.losses.must:

@@ -7,18 +7,22 @@ user vouches for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
+from hushgrad.clipping._torch import transform
+from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.padded_examples import PaddedExamples
-from hushgrad.train.passed_data import Handed
+from hushgrad.train.passed_data import LARGE, RARELY, PassedData, containers
 
-__all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Losses"]
+__all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Handed", "Losses"]
 
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
@@ -48,8 +52,10 @@ class Losses:
         self.known: dict[Any, Any] = {}  # what the first function of a line of the program held
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
+        self._attributes = capture.attributes  # of the model
         self.padded = PaddedExamples(capture, asked=checked and not together)
         self.due_notes: tuple[str, ...] = ()  # what the step that is being taken adds
+        self.to_check = False  # the model's own loss, or padding, is checked before this step
         self._covered = 0
         self._by: Any = None  # what has made the loss of the pass before
         self._begun = False  # a backward pass that runs begins at a loss of the run
@@ -59,7 +65,9 @@ class Losses:
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
         if whole:
             self._covered = 0
-            self.padded.issued(batch)
+            if batch._smallest is not None or self.padded.watching:
+                self.padded.issued(batch)
+            self.to_check = self.handed.padded = self.padded.watching
         self.handed.issued(batch, whole=whole, listed=listed)
 
     def covered(self, loss: Tensor, *, alone: bool = False, by: Any = None) -> Tensor:
@@ -113,7 +121,7 @@ class Losses:
         if examples is None or not self._complete(examples):
             divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
             self.due_notes = (VOUCHED, ROUNDED) if divided and self.capture.rounded else (VOUCHED,)
-        if self.capture.attributes_set:
+        if self._attributes.were_set:
             self.due_notes += (PREPARED,)
 
     def settle(self) -> None:
@@ -156,3 +164,96 @@ class Losses:
         """What a guarantee must say about the losses."""
         said = ((VOUCHED, self.vouched), (PREPARED, self.handed.prepared), (ROUNDED, self.rounded))
         return tuple(note for note, holds in said if holds)
+
+
+class Handed(PassedData):
+    """Checks that the model is given what the loader handed out, and a loss what the loader and the model did."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(capture)
+        self.also: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None  # called after passes with other outputs
+        self.padded = False  # whether it is called after every pass of this step
+
+    def attach(self, model: nn.Module) -> Any:
+        """Hook the model's passes; returns the handle to remove the hook with."""
+        return model.register_forward_hook(Hook(model, self._passed), with_kwargs=True)
+
+    def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
+        """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
+        if whole:
+            self._due = not self._begun or self._lot.random() * RARELY < 1
+            if not self._begun:
+                self._capture.look_at_attributes()
+            self._begun = True
+            self._batch, self._outputs, self._large = {}, {}, None
+        self._examples, self._whole = batch.examples, batch.examples if whole else self._whole
+        if not listed:
+            self._parts = {}
+        known = self._batch if whole else self._parts
+        items: Any = batch
+        plain = isinstance(items, list) and {*map(type, items)} <= {Tensor}  # as most are
+        self._own = set() if plain else {*containers(items)}
+        for leaf in items if plain else tensors_in(items):
+            if not leaf.is_inference():
+                known[id(leaf)] = leaf, leaf._version
+
+    def forget(self) -> None:
+        """Called after the step."""
+        self._batch, self._parts, self._outputs, self._large, self._hooks = {}, {}, {}, None, []
+
+    def to_loss(self, leaves: list[Tensor]) -> None:
+        """Called with what a loss of the run is given."""
+        if not self._seen and not self._all_known(leaves):
+            self.prepared = True
+        for leaf in leaves:
+            if leaf.requires_grad and id(leaf) not in self._outputs:  # a view or copy of one, which the loop has made
+                self._hooks.append((ref(leaf), 0))
+
+    def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.also is not None and (self.padded or type(output) is not Tensor or not output.dim()):
+            self.also(args, kwargs, output)
+        if not (self._batch or self._parts) or self._seen:
+            return
+        # Most models have one output and plain inputs, which need no walk.
+        made = [output] if type(output) is Tensor else tensors_in(output)
+        plain = not kwargs and {*map(type, args)} <= {Tensor}
+        changed = not plain and not self._capture.aside and self.is_new("the model", (args, kwargs))
+        if changed or not self._all_known(args if plain else tensors_in((args, kwargs))):
+            if self._capture.aside:
+                return
+            for leaf in made:
+                if leaf.requires_grad:  # an evaluation of other data is no part of the step
+                    leaf.register_hook(self._reached)
+        self._outputs, self._large, self._hooks = {}, None, []
+        for leaf in made:
+            if leaf.requires_grad:
+                self._hooks.append((ref(leaf), len(leaf._backward_hooks or ())))
+            if not leaf.is_inference() and not (leaf.numel() > LARGE and leaf.requires_grad and self._weakly(leaf)):
+                self._outputs[id(leaf)] = leaf, leaf._version
+
+    def _reached(self, _: Tensor) -> None:
+        self.prepared = True
+
+    def _all_known(self, leaves: Iterable[Tensor]) -> bool:
+        for leaf in leaves:
+            if not leaf.numel() or leaf.is_inference():
+                continue
+            at = id(leaf)
+            tensor, version = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0)
+            if not (self._is_known(leaf) if tensor is None else leaf._version == version):
+                return False
+        return True
+
+
+class Hook:
+    """Records what the model itself was called with. In a copy of the model this hook does nothing."""
+
+    def __init__(self, model: nn.Module | None = None, passed: Callable[[Any, Any, Any], None] | None = None) -> None:
+        self._model, self._passed = model, passed
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._passed is not None and module is self._model and torch.is_grad_enabled() and transform() is None:
+            self._passed(args, kwargs, output)
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()

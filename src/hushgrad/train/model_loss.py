@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.train.batch_means import Means, Rows
 from hushgrad.train.loss_tracking import Losses
-from hushgrad.train.passed_data import Hook
 
 __all__ = ["Inside"]
 
@@ -39,9 +38,9 @@ class Inside:
         self._means = Means(losses, _REMEDY, either=True)
         self._used: dict[int, tuple[Any, Rows]] = {}  # by their place among those of a pass: its inputs
 
-    def attach(self) -> Any:
-        """Hook the model's passes; returns the handle to remove the hook with."""
-        return self._model.register_forward_hook(Hook(self._model, self._passed), with_kwargs=True)
+    def attach(self) -> None:
+        """Look at the model's passes."""
+        self._losses.handed.also = self._passed
 
     def check(self) -> None:
         """Before a step: refuse one whose loss, computed by the model, is not a mean over the examples.
@@ -80,6 +79,7 @@ class Inside:
 
     def _reached(self, place: int, given: tuple[Any, Rows], _: Tensor) -> None:
         self._used[place] = given
+        self._losses.to_check = True
 
 
 def _scalars(output: Any) -> list[Tensor]:

@@ -83,6 +83,7 @@ class PaddedExamples:
         self._capture, self._asked = capture, asked
         self._seen = 0  # such batches
         self._cut: _Cut | None = None  # of this step's, if it is time to look
+        self.watching = False  # there is one
         self._pass: _Pass | None = None  # in which the example is
         self._is_last = False  # there was none since
         self._sizes: dict[tuple[int, int], int] | None = None  # of the model's outputs, that are shorter alone
@@ -90,12 +91,14 @@ class PaddedExamples:
     def issued(self, batch: Batch) -> None:
         """Called when a step begins."""
         self._cut = self._pass = self._sizes = None
+        self.watching = False
         if not self._asked or batch._smallest is None or (batch._dim is not None and batch._dim()):
             return
         self._seen += 1
         if self._seen & (self._seen - 1) == 0:
             items: Any = batch
             self._cut = _cut(leaves(items), leaves(batch._smallest.alone()), batch._smallest.row, batch.examples)
+            self.watching = self._cut is not None
 
     def passed(self, inputs: Any, examples: int) -> None:
         """Called after the model was run on these."""

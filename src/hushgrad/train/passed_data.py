@@ -1,34 +1,33 @@
-"""Checks that the model is given what the loader handed out, and a loss what the loader and the model did."""
+"""Recognises data of a step: whether a tensor holds, row by row, what the loader handed out or the model returned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from random import Random
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping._torch import memory_of, transform
-from hushgrad.clipping.proof.inputs import inside, tensors_in
-from hushgrad.sampling.batch import Batch
+from hushgrad.clipping._torch import memory_of
+from hushgrad.clipping.proof.inputs import inside
 from hushgrad.train.row_views import rows_at
 
-__all__ = ["Handed", "Hook"]
+__all__ = ["LARGE", "RARELY", "PassedData", "containers"]
 
-_LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
+LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
 _SMALL = 1 << 20  # numbers of a copy that is compared in every step
-_RARELY = 32  # steps, one of which has larger copies, and those on devices, compared
+RARELY = 32  # steps, one of which has larger copies, and those on devices, compared
 
 
-class Handed:
-    """Checks that the model is given what the loader handed out, and a loss what the loader and the model did.
+class PassedData:
+    """The tensors that the loader handed out and the model returned in this step, and what is a view or a copy of them.
 
     A tensor is recognised by its memory, if it was not written to since and row i is still made of row i; or by equal values, on another
     device or in another precision, which are compared in every step if that is cheap, otherwise at random steps.
@@ -55,29 +54,6 @@ class Handed:
         self._begun, self._due = False, True  # copies are compared in this step wherever they are
         self._seen = False  # what runs now is tried on single examples
 
-    def attach(self, model: nn.Module) -> Any:
-        """Hook the model's passes; returns the handle to remove the hook with."""
-        return model.register_forward_hook(Hook(model, self._passed), with_kwargs=True)
-
-    def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
-        """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
-        if whole:
-            self._due = not self._begun or self._lot.random() * _RARELY < 1
-            if not self._begun:
-                self._capture.look_at_attributes()
-            self._begun = True
-            self._batch, self._outputs, self._large = {}, {}, None
-        self._examples, self._whole = batch.examples, batch.examples if whole else self._whole
-        if not listed:
-            self._parts = {}
-        known = self._batch if whole else self._parts
-        items: Any = batch
-        plain = isinstance(items, list) and {*map(type, items)} <= {Tensor}  # as most are
-        self._own = set() if plain else {*_containers(items)}
-        for leaf in items if plain else tensors_in(items):
-            if not leaf.is_inference():
-                known[id(leaf)] = leaf, leaf._version
-
     @property
     def is_open(self) -> bool:
         """Whether a batch was handed out whose step is still to come."""
@@ -88,10 +64,6 @@ class Handed:
         """Whether what runs now is tested on single examples."""
         return self._seen
 
-    def forget(self) -> None:
-        """Called after the step."""
-        self._batch, self._parts, self._outputs, self._large, self._hooks = {}, {}, {}, None, []
-
     @contextmanager
     def seen(self) -> Iterator[None]:
         """What happens inside is tested on single examples: nobody has to vouch for it."""
@@ -100,14 +72,6 @@ class Handed:
             yield
         finally:
             self._seen = before
-
-    def to_loss(self, leaves: list[Tensor]) -> None:
-        """Called with what a loss of the run is given."""
-        if not self._seen and not self._all_known(leaves):
-            self.prepared = True
-        for leaf in leaves:
-            if leaf.requires_grad and id(leaf) not in self._outputs:  # a view or copy of one, which the loop has made
-                self._hooks.append((ref(leaf), 0))
 
     def is_hooked(self) -> bool:
         """Whether the loop has put hooks on outputs since the pass, or on what it has made of them for a loss."""
@@ -118,25 +82,6 @@ class Handed:
         """Whether the model, or a loss, is given other numbers, words or arrays beside tensors than in its first pass."""
         now = [*_values(given, self._own)]
         return self._beside.setdefault(whose, now) != now
-
-    def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not (self._batch or self._parts) or self._seen:
-            return
-        # Most models have one output and plain inputs, which need no walk.
-        made = [output] if type(output) is Tensor else tensors_in(output)
-        plain = not kwargs and {*map(type, args)} <= {Tensor}
-        changed = not plain and not self._capture.aside and self.is_new("the model", (args, kwargs))
-        if changed or not self._all_known(args if plain else tensors_in((args, kwargs))):
-            if self._capture.aside:
-                return
-            for leaf in made:
-                if leaf.requires_grad:  # an evaluation of other data is no part of the step
-                    leaf.register_hook(self._reached)
-        self._outputs, self._large = {}, None
-        for leaf in made:
-            if not leaf.is_inference() and not (leaf.numel() > _LARGE and leaf.requires_grad and self._weakly(leaf)):
-                self._outputs[id(leaf)] = leaf, leaf._version
-        self._hooks = [(ref(leaf), len(leaf._backward_hooks or ())) for leaf in made if leaf.requires_grad]
 
     def _weakly(self, leaf: Tensor) -> bool:
         """Refer to a large output weakly from here on, since it is as large as everything else together.
@@ -153,19 +98,6 @@ class Handed:
     def _back(self, _: Tensor) -> None:
         """Drop a large output after its gradient has come back: nothing here keeps it during the next pass."""
         self._outputs = {}
-
-    def _reached(self, _: Tensor) -> None:
-        self.prepared = True
-
-    def _all_known(self, leaves: Iterable[Tensor]) -> bool:
-        for leaf in leaves:
-            if not leaf.numel() or leaf.is_inference():
-                continue
-            at = id(leaf)
-            tensor, version = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0)
-            if not (self._is_known(leaf) if tensor is None else leaf._version == version):
-                return False
-        return True
 
     def _is_known(self, leaf: Tensor) -> bool:
         """Whether it is a view of a known tensor that was not written to; or a copy."""
@@ -207,12 +139,12 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all()))
 
 
-def _containers(value: Any) -> Iterator[int]:
+def containers(value: Any) -> Iterator[int]:
     """The lists, mappings and arrays in a batch, by their id."""
     yield id(value)
     for one in inside(value):
         if isinstance(one, (list, tuple, Mapping, np.ndarray)):
-            yield from _containers(one)
+            yield from containers(one)
 
 
 def _values(value: Any, own: set[int]) -> Iterator[Any]:
@@ -226,17 +158,3 @@ def _values(value: Any, own: set[int]) -> Iterator[Any]:
     for one in inside(value):
         if not isinstance(one, Tensor):
             yield from _values(one, own)
-
-
-class Hook:
-    """Records what the model itself was called with. In a copy of the model this hook does nothing."""
-
-    def __init__(self, model: nn.Module | None = None, passed: Callable[[Any, Any, Any], None] | None = None) -> None:
-        self._model, self._passed = model, passed
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._passed is not None and module is self._model and torch.is_grad_enabled() and transform() is None:
-            self._passed(args, kwargs, output)
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()

@@ -87,6 +87,7 @@ class Stepping:
     _together: Callable[[], AbstractContextManager[None]]  # all processes leave the block, or none
     _before_pass: list[Callable[[int], None]]  # called before a pass over so many examples
     _checks: list[Callable[[], None]]  # called before a step
+    _loss_checks: list[Callable[[], None]]  # called before them, if the step's losses ask for it
     _averaged: Averaged | None
     _attendance: Attendance | None
     _issued: Issued | None
@@ -212,7 +213,7 @@ class Stepping:
         if self.placement.in_parts:
             self.placement.moved(self.model)  # an evaluation may have changed it
         self._guard.check(options)
-        for check in self._checks:
+        for check in (*self._loss_checks, *self._checks) if self.losses.to_check else self._checks:
             check()
         if self._capture.resized or (self._issued is not None and self._issued.smallest is not None):
             self._length.require(self._books.taken, None if self._issued is None else self._issued.smallest)
