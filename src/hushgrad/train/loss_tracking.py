@@ -117,8 +117,10 @@ class Losses:
 
     def weigh(self, examples: int | None) -> None:
         """A step over ``examples`` is about to be taken; None: on a batch from elsewhere."""
+        # A closure may be asked several times.
+        complete = self._covered == 0 if not examples else self._covered > 0 and self._covered % examples == 0
         self.due_notes = ()
-        if examples is None or not self._complete(examples):
+        if examples is None or not complete:
             divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
             self.due_notes = (VOUCHED, ROUNDED) if divided and self.capture.rounded else (VOUCHED,)
         if self._attributes.were_set:
@@ -126,8 +128,9 @@ class Losses:
 
     def settle(self) -> None:
         """The step was taken."""
-        for note in self.due_notes:
-            self.learn(note)
+        if self.due_notes and not (self.vouched and self.due_notes == (VOUCHED,)):  # something new
+            for note in self.due_notes:
+                self.learn(note)
         self.due_notes, self._covered = (), 0
         self.handed.forget()
 
@@ -137,18 +140,14 @@ class Losses:
         self.handed.prepared = self.handed.prepared or note == PREPARED
         return note in (VOUCHED, ROUNDED, PREPARED)
 
-    def _complete(self, examples: int) -> bool:
-        if examples:  # a closure may be asked several times
-            return self._covered > 0 and self._covered % examples == 0
-        return self._covered == 0
-
     def require(self, examples: int) -> None:
         """Refuse a step of a certified run whose loss may be a mean: it divides all gradients by the number of examples.
 
         Raises:
             CaptureError: nothing has been released.
         """
-        if self.must and not self._complete(examples):
+        self.weigh(examples)
+        if self.must and VOUCHED in self.due_notes:
             raise CaptureError(
                 "A certified run needs the sum of its examples' losses, and nothing else. Use loss = private.loss(fn), which takes it, and "
                 "call loss(...).backward() itself, not that of a multiple or of a sum with other terms; or give the sum yourself and say "

@@ -207,9 +207,8 @@ class Stepping:
         self._books.require_room(issued=self._issued is not None)
         if self._averaged is not None:
             self._averaged.require_outside("a step")
-        self._raw_loss = None
-        if closure is not None or self.plan.denoise is not None:
-            self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole)
+        asks = closure is not None or self.plan.denoise is not None
+        self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole) if asks else None
         if self.placement.in_parts:
             self.placement.moved(self.model)  # an evaluation may have changed it
         self._guard.check(options)
@@ -252,12 +251,12 @@ class Stepping:
         """
         step, issued, book = noised.step, self._issued, self._attendance
         records = None if issued is None or book is None else issued.records
-        later = not self.placement.waited_for and not self._journal.durable
-        witness = None if later else self._release.witness(noised)
+        witness = self._release.witness(noised) if self.placement.waited_for or self._journal.durable else None
         self.losses.weigh(None if issued is None else issued.counted)
         with self._journal:
             with self._together():
-                found = None if witness is None else self._world.total(int.from_bytes(witness[:6], "little"))
+                found = None if witness is None else int.from_bytes(witness[:6], "little")
+                found = found if found is None or self._world.size == 1 else self._world.total(found)
                 if step != self._books.taken:
                     raise CaptureError(f"Step {step} was taken by another thread meanwhile; nothing of this one was released.")
                 if book is not None and records is not None and book.asks:
