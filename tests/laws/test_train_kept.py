@@ -1,6 +1,13 @@
 """What a loss can reach by name is what it may have read, wherever the loop has put it."""
 
+import functools
 import itertools
+import sys
+import weakref
+from array import array
+from collections import UserDict
+from contextvars import ContextVar
+from queue import Queue
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -160,3 +167,111 @@ def _run(place, *, remade):
 def test_a_centre_of_the_batch_is_vouched_for(place, remade):
     """Where the loop kept it in an object, a class or behind a helper, one record moved the sum by 3 clip norms without a word."""
     assert VOUCHED in _run(place, remade=remade)
+
+
+def _in_array():
+    held = array("d", [0.0])
+    return lambda: held[0], lambda v: held.__setitem__(0, v)
+
+
+def _in_user_dict():
+    held = UserDict(centre=0.0)
+    return lambda: held["centre"], lambda v: held.update(centre=v)
+
+
+def _in_context():
+    held = ContextVar("held", default=0.0)
+    return held.get, held.set
+
+
+def _in_queue():
+    held = Queue()
+    held.put(0.0)
+    return lambda: held.queue[0], lambda v: held.queue.__setitem__(0, v)
+
+
+def _in_method():
+    held = {"centre": 0.0}
+    get = held.get
+    return lambda: get("centre"), lambda v: held.update(centre=v)
+
+
+def _in_cache():
+    held = [0.0]
+
+    @functools.cache
+    def read():
+        return held[0]
+
+    return read, lambda v: (read.cache_clear(), held.__setitem__(0, v))
+
+
+def _in_parameter():
+    held = nn.ParameterDict({"centre": nn.Parameter(torch.zeros(()), requires_grad=False)})
+    return lambda: held["centre"], lambda v: held["centre"].data.fill_(v)
+
+
+def _behind_reference():
+    held = _Method()
+    at = weakref.ref(held)
+    return lambda: at().centre, lambda v: setattr(held.inner, "centre", v)
+
+
+def _behind_words():
+    held = SimpleNamespace(words=[str(k) for k in range(2500)], inner=SimpleNamespace(inner=SimpleNamespace(centre=0.0)))
+    return lambda: held.words and held.inner.inner.centre, lambda v: setattr(held.inner.inner, "centre", v)
+
+
+def _of_objects():
+    held = np.array([SimpleNamespace(centre=0.0)], dtype=object)
+    return lambda: held[0].centre, lambda v: setattr(held[0], "centre", v)
+
+
+def _imported_late():
+    sys.modules["settings_of_a_test"] = SETTINGS
+    SETTINGS.centre = 0.0
+
+    def read():
+        import settings_of_a_test
+
+        return settings_of_a_test.centre
+
+    return read, lambda v: setattr(SETTINGS, "centre", v)
+
+
+HIDDEN = [
+    _in_array,
+    _in_user_dict,
+    _in_context,
+    _in_queue,
+    _in_method,
+    _in_cache,
+    _in_parameter,
+    _behind_reference,
+    _behind_words,
+    _of_objects,
+    _imported_late,
+]
+
+
+@pytest.mark.parametrize("made", HIDDEN)
+def test_what_stands_behind_another_object_is_seen(made):
+    read, put = made()
+
+    def loss(x):
+        return x - read()
+
+    before = ReachableState(loss)
+    assert before.is_still(ReachableState(loss), calls=1)
+    put(float(np.random.default_rng(0).normal()))
+    assert not before.is_still(ReachableState(loss), calls=1)
+
+
+def test_a_hook_of_a_criterion_is_part_of_it_and_a_generator_is_closed():
+    held, criterion, drawn = [0.0], nn.CrossEntropyLoss(), iter(k for k in range(3))
+    criterion.register_forward_hook(lambda module, given, made: made * held[0])
+    before = ReachableState(criterion)
+    assert before.is_still(ReachableState(criterion), calls=1)
+    held[0] = 1.5
+    assert not before.is_still(ReachableState(criterion), calls=1)
+    assert not ReachableState(lambda: next(drawn)).is_still(ReachableState(lambda: next(drawn)), calls=1)

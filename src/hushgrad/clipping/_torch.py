@@ -41,6 +41,7 @@ __all__ = [
     "is_exporting",
     "is_tracing",
     "is_transformed",
+    "is_wrapped",
     "left_alone",
     "memory_of",
     "nodes_made",
@@ -191,6 +192,11 @@ def input_shape(edge: GradientEdge) -> torch.Size:
 
 
 transform: Callable[[], int | None] = torch._C._functorch.maybe_current_level  # the one of torch.func that is under way, if any
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether it was made under ``vmap`` or ``grad``: it has no values to read, afterwards neither."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_transformed() -> bool:

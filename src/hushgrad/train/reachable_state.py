@@ -6,18 +6,33 @@ or reads what the loop has set between its calls.
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dis import get_instructions
-from functools import cache, partial
+from functools import _lru_cache_wrapper, cache, partial
 from pathlib import Path
+from queue import Queue, SimpleQueue
 from sys import modules, stdlib_module_names
 from sysconfig import get_paths
-from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
+
+from hushgrad.clipping._torch import is_wrapped
 
 __all__ = ["ReachableState", "binds_data", "made_by"]
 
@@ -26,6 +41,11 @@ _HOOKS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _INSTALLED = tuple(Path(get_paths()[name]).resolve() for name in ("purelib", "platlib"))  # where packages are that others wrote
 _ALL = frozenset(("__dict__", "vars", "setattr", "getattr", "globals"))  # whoever uses these may mean any name
 _OTHER = frozenset(("__init__", "__repr__", "__eq__", "__hash__", "__getstate__", "__setstate__"))  # no part of a call
+_FEW = 16  # numbers of a tensor that is compared by value
+_LEAVES = frozenset((int, float, complex, str, bytes, bool, type(None), Tensor, nn.Parameter))  # with nothing inside
+_WRAPPED = (UserDict, UserList, ContextVar, ReferenceType, BuiltinMethodType, Queue, _lru_cache_wrapper)
+_HOLDERS = (nn.Module, nn.ParameterDict, nn.ParameterList)
+_CLOSED = (GeneratorType, SimpleQueue)
 
 Names = frozenset[str] | None  # attributes that are looked at; None: all of them
 Reached = tuple[Any, Names]
@@ -48,38 +68,55 @@ class ReachableState:
         self._values: list[Any] = []
         self._all: list[Any] = []  # objects, and how often they were written to
         self._held: list[Any] = []  # alive: another object would get the same id
+        self._closed = False  # something is among them whose inside cannot be seen
         queue = deque[Reached]([(fn, frozenset())])
         seen: set[tuple[int, Names]] = set()
+        leaves: list[Any] = []
         while queue and len(self._held) < _MOST:
             reached = queue.popleft()
             self._held.append(reached[0])
             for one in _inside(*reached):
                 self._note(one[0])
+                if type(one[0]) in _LEAVES:
+                    leaves.append(one[0])
+                    continue
                 if (at := (id(one[0]), one[1])) not in seen:
                     seen.add(at)
                     queue.append(one)
+        self._held += leaves
 
     def _note(self, value: Any) -> None:
-        if type(value) is int:
+        if isinstance(value, Tensor):  # what is trained moves by what is released
+            self._all.append((id(value), _written(value)))
+        elif type(value) is int:
             self._numbers.append(value)
         elif isinstance(value, (float, complex, str, bytes, bool)):
             self._values.append(value)
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, (np.ndarray, array)):
             self._all.append((id(value), hash(value.tobytes())))
         elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
             self._all.append((id(value), len(value)))
-        else:  # what is trained moves by what is released
-            self._all.append((id(value), value._version if type(value) is Tensor else 0))
+        else:
+            self._closed = self._closed or isinstance(value, _CLOSED)
+            self._all.append((id(value), 0))
 
     def is_still(self, now: ReachableState, *, calls: int | None) -> bool:
         """Whether nothing has changed except integers that count this many calls; None: whatever they count."""
-        if self._all != now._all or not self.is_like(now) or len(self._numbers) != len(now._numbers):
+        if now._closed or self._all != now._all or not self.is_like(now) or len(self._numbers) != len(now._numbers):
             return False
         return calls is None or all(b - a in (0, calls) for a, b in zip(self._numbers, now._numbers, strict=True))
 
     def is_like(self, now: ReachableState) -> bool:
         """Whether another function, created by the same code, holds the same numbers and strings, except for integers."""
         return self._values == now._values
+
+
+def _written(tensor: Tensor) -> Any:
+    """How often a tensor was written to, if it is not trained; the numbers of a small one, as torch does not count writes to ``.data``."""
+    if tensor.requires_grad or tensor.is_inference():
+        return 0
+    few = tensor.numel() <= _FEW and tensor.is_cpu and tensor.layout is strided and not is_wrapped(tensor)
+    return tensor._version, str(tensor.tolist()) if few else ""
 
 
 def made_by(fn: Any) -> Any:
@@ -124,19 +161,44 @@ def _inside(value: Any, names: Names) -> list[Reached]:
         return [(one, names) for one in (value.func, value.args, value.keywords)]
     if isinstance(value, FunctionType):
         return _of_function(value)
-    if isinstance(value, (Tensor, np.ndarray)):
+    if isinstance(value, np.ndarray):
+        return [(one, names) for one in value.flat] if value.dtype.hasobject else []
+    if isinstance(value, Tensor):
         return []
+    if isinstance(value, _WRAPPED):
+        return [(_unwrapped(value), None)]
     if isinstance(value, ModuleType):
         return [] if _is_library(value.__name__) else [(v, names) for n, v in vars(value).items() if names and n in names]
     return _of_class(value, names, value) if isinstance(value, type) else _of_object(value, names)
 
 
+def _unwrapped(value: Any) -> Any:
+    """What stands behind an object of Python's own library that holds one thing."""
+    if isinstance(value, (UserDict, UserList)):
+        return value.data
+    if isinstance(value, ContextVar):
+        return value.get(None)
+    if isinstance(value, ReferenceType):
+        return value()
+    if isinstance(value, BuiltinMethodType):  # d.get of a dict; a function of a module has the module
+        return None if isinstance(value.__self__, (ModuleType, type)) else value.__self__
+    return value.queue if isinstance(value, Queue) else value.__wrapped__  # of a cache
+
+
 def _of_object(value: Any, names: Names) -> list[Reached]:
     own: dict[str, Any] = getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
-        own = {**{n: v for n, v in own.items() if n not in _HOOKS}, **own["_buffers"], **own["_modules"]}
-        names = None if _is_library(type(value).__module__) else names
-    found = [(v, names) for n, v in own.items() if names is None or n in names]
+        hooks = [(hook, None) for hook in (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())]
+        is_layer = _is_library(type(value).__module__)
+        known = (
+            {} if is_layer and type(value) not in _HOLDERS else own["_parameters"]
+        )  # a layer's weights are not what a loop writes to
+        frozen = {n: p for n, p in known.items() if p is not None and not p.requires_grad}
+        own = {**{n: v for n, v in own.items() if n not in _HOOKS}, **frozen, **own["_buffers"], **own["_modules"]}
+        names = None if is_layer else names
+    else:
+        hooks = []
+    found = [*hooks, *((v, names) for n, v in own.items() if names is None or n in names)]
     return found + _of_class(type(value), names, value)
 
 
@@ -176,6 +238,7 @@ def _of_function(fn: FunctionType) -> list[Reached]:
         return []
     names, used = _names(fn.__code__), _globals(fn.__code__)
     named = [fn.__globals__[name] for name in used if name in fn.__globals__]
+    named += [modules[name] for name in _imported(fn.__code__) if name in modules]
     return [*_cells(fn), *((v, names) for v in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), vars(fn), *named))]
 
 
@@ -207,6 +270,12 @@ def _globals(code: CodeType) -> tuple[str, ...]:
     for inner in code.co_consts:
         found.update(_globals(inner) if isinstance(inner, CodeType) else ())
     return tuple(sorted(found))
+
+
+@cache
+def _imported(code: CodeType) -> tuple[str, ...]:
+    """Modules that code imports when it runs."""
+    return tuple(i.argval for i in get_instructions(code) if i.opname == "IMPORT_NAME")
 
 
 def _strings(values: Iterable[Any]) -> Iterator[str]:
