@@ -106,8 +106,11 @@ def test_the_loss_that_is_logged_is_a_mean_however_many_rows_fill_parts_up(tmp_p
 def test_the_steps_are_those_of_a_plain_loop(tmp_path):
     model, data = bert(), labelled()
     plain = copy.deepcopy(model)
-    trainer = PrivateTrainer(model, arguments(tmp_path), a_plan(), train_dataset=data, optimizers=optimizers(model), seed=2)
+    given = {"train_dataset": data, "optimizers": optimizers(model), "identity": "texts, 1"}
+    trainer = PrivateTrainer(model, arguments(tmp_path), a_plan(), **given, seed=2)
     trainer.train()
+    with pytest.raises(ArgumentError, match="first loader"):  # the name is part of the run
+        trainer.private.loader(data, identity="texts, 2")
 
     optimizer, schedule = optimizers(plain)
     private = make_private(plain, optimizer, a_plan(), seed=2)

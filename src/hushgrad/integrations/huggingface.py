@@ -69,6 +69,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         callbacks: Trainer's callbacks.
         optimizers: (optimizer, scheduler) as in Trainer.
         groups: user of each example, for a plan with ``unit="user"``.
+        identity: a name of the data and their version, where their content cannot be compared: copies on several machines.
         checkpoint: folder for the run's own checkpoint, saved every ``args.save_steps`` steps; an interrupted run goes on.
         key: 32 secret bytes of your own that the run's key is made of, beside fresh ones: no two runs share it.
         seed: instead of a key, for experiments.
@@ -91,6 +92,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         groups: Grouping | None = None,
+        identity: str | None = None,
         checkpoint: str | Path | None = None,
         key: bytes | None = None,
         seed: int | None = None,
@@ -120,7 +122,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._own_loss = type(self).compute_loss is not PrivateTrainer.compute_loss  # whose terms are not known
         if not self._own_loss and not plan.certified:
             self._options["loss_reduction"] = "sum"  # nobody's gradient is divided by how many there are, and rounded
-        self._groups, self._folder = groups, checkpoint
+        self._groups, self._identity, self._folder = groups, identity, checkpoint
         self._example_loss = ExampleLoss()
         self._private: Private | None = None
         self._schedule: Any = None
@@ -180,9 +182,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
             if self._folder is not None:
                 self._checkpoint = Checkpoint(self._folder, self._private, extras={"scheduler": self._schedule})
-        workers = self.args.dataloader_num_workers
+        options = {"collate_fn": self._collator(), "num_workers": self.args.dataloader_num_workers, "identity": self._identity}
         run = self._private
-        return Batches(lambda: run, self.plan, self.train_dataset, self._groups, collate_fn=self._collator(), num_workers=workers)
+        return Batches(lambda: run, self.plan, self.train_dataset, self._groups, **options)
 
     def _collator(self) -> Any:
         return self._get_collator_with_removed_columns(self.data_collator, description="training")
