@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from hashlib import blake2b
 
 import torch
 import torch.distributed as dist
@@ -104,7 +105,8 @@ def train(name: str, options: dict) -> dict:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     plan = plan_of(name)
     reduction = "sum" if plan.secure else "mean"
-    private = make_private(model, optimizer, plan, key=bytes(range(32)) if rank == 0 else None, loss_reduction=reduction)
+    key = blake2b(name.encode(), digest_size=32).digest() if rank == 0 else None  # one for each run
+    private = make_private(model, optimizer, plan, key=key, loss_reduction=reduction)
     checkpoint = Checkpoint(f"{options['directory']}/{name}", private) if "directory" in options else None
     run = torch.compile(model, backend=options["compile"]) if "compile" in options else model
     examples, norms = [], []

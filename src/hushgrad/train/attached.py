@@ -25,7 +25,7 @@ from hushgrad.release.keys import RunKey
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.placement import placement_of
 from hushgrad.release.placement.device import with_cipher
-from hushgrad.release.placement.lockstep import CheckedTogether
+from hushgrad.release.placement.lockstep import SOMETIMES, CheckedTogether
 from hushgrad.release.placement.sharded import is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
@@ -123,6 +123,7 @@ class Attached(Saving):
         self._before_pass: list[Callable[[int], None]] = []
         self._checks: list[Callable[[], None]] = []
         self._loss_checks: list[Callable[[], None]] = []
+        self._sharded_notes: tuple[str, ...] = ()
         self._findings = Findings(
             self._books,
             self.losses,
@@ -150,6 +151,7 @@ class Attached(Saving):
             gate = CheckedTogether(self.model, self._world, self._capture)
             self._handles.append(gate)
             self._before_pass.append(gate.before)
+            self._sharded_notes = (SOMETIMES,)
         self._capture.attach()
         if self.plan.certified:  # after the capture, whose hooks are put first: the check's passes are no part of a proof's
             self._handles.append(self._bits.attach(self.model))

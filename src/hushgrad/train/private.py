@@ -222,8 +222,10 @@ class Private(Attached):
         self.settle()
         self._books.broken = self._books.broken or self._contract.changed()
         notes = (*self._own.notes, *self._bits.notes, *self.losses.notes, *self._journal.notes, *self._contract.notes)
-        once = tuple(dict.fromkeys((*notes, LOST) if self._world.lost else notes))
-        return guarantee_of(self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=once)
+        notes += self._sharded_notes + ((LOST,) if self._world.lost else ())
+        return guarantee_of(
+            self.ledger, self.plan, reproducible=self._key.reproducible, accountant=accountant, notes=tuple(dict.fromkeys(notes))
+        )
 
     def audit(self, dataset: Any, loss_fn: Callable[[Any, Any], Tensor] | Loop, **options: Any) -> Any:
         """Audit this run on copies of its model and optimizer, under keys of the audit: the run itself is not touched.

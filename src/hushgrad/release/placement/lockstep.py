@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, isolation
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["CheckedTogether", "isolated_pass", "split_evenly"]
+__all__ = ["SOMETIMES", "CheckedTogether", "isolated_pass", "split_evenly"]
 
 
 def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
@@ -25,22 +25,31 @@ def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
         yield batch._issued(0, 0, number, size)
 
 
-class CheckedTogether:
-    """The isolation check on the first batch that has two examples or more *in every process*.
+SOMETIMES = (
+    "Parameters are sharded: that no example influences another was tested in the first two batches, and again after about 20, 200, 2,000 "
+    "and so on, not in all of them"
+)
 
-    A pass through a sharded model needs all processes, so all of them run the check's passes, or none does.
+
+class CheckedTogether:
+    """The isolation check on batches that have two examples or more *in every process*: the first, the second, about the 20th, 200th, ...
+
+    A pass through a sharded model needs all processes, so all of them run the check's passes, or none does. A model may change what it
+    does in the middle of a run, so the check is repeated.
     """
 
     def __init__(self, model: nn.Module, world: World, capture: Capture) -> None:
-        self._world, self._capture = world, capture
-        self._due = self._done = False
+        self._model, self._world, self._capture = model, world, capture
         self._tested: set[bool] = set()  # in training mode or not: layers may do different things in each
+        self._batches, self._next = 0, 1  # handed out so far; the check is due from this one on
+        self._due = False
         # Before FSDP's own hook: the check's passes must be complete ones, outside of the pass that they precede.
         self._handle = model.register_forward_pre_hook(self._check, with_kwargs=True, prepend=True)
 
     def before(self, examples: int) -> None:
         """The next pass is over this many examples here; called by all processes for every batch that is handed out."""
-        if not self._done:
+        self._batches += 1
+        if self._batches >= self._next or self._model.training not in self._tested:
             self._due = self._world.least(examples) >= 2
 
     def remove(self) -> None:
@@ -48,12 +57,17 @@ class CheckedTogether:
         self._handle.remove()
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._due or model.training in self._tested or not torch.is_grad_enabled() or self._capture.aside:
+        if not self._due or not torch.is_grad_enabled() or self._capture.aside:
             return  # within another check's passes: it is due at the pass that they precede
-        self._due, self._done = False, model.training
+        self._due, self._next = False, 2 if self._batches == 1 else 10 * self._batches
+        again = model.training in self._tested
         self._tested.add(model.training)
         with self._capture.pause():
-            isolated_pass(model, args, kwargs)
+            try:
+                isolated_pass(model, args, kwargs)
+            except NotIsolated as error:
+                self._capture.not_isolated, self._capture.late = str(error), again
+                raise
 
 
 def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
