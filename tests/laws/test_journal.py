@@ -251,6 +251,62 @@ def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_l
         Journal.open(path, KEY, Owner(run, newest=True))
 
 
+@pytest.mark.parametrize("how", ["nothing fits", "half fits", "interrupted", "interrupted when told", "killed when cut"])
+def test_a_write_that_fails_is_not_taken_for_a_change_from_outside(tmp_path, monkeypatch, how):
+    path, write, grown, cut = tmp_path / "journal", os.write, places.Place.grown, os.ftruncate
+
+    def half(file, data):
+        return write(file, data[:3])
+
+    def fails(file, data):
+        if how != "nothing fits":
+            write(file, data)
+        raise OSError(errno.ENOSPC, "full") if how == "nothing fits" else KeyboardInterrupt
+
+    def told(place, size):
+        grown(place, size)
+        raise KeyboardInterrupt
+
+    def killed(file, size):
+        cut(file, size)
+        raise KeyboardInterrupt
+
+    journal = Journal.create(path, KEY, Owner(tmp_path, newest=True), {"plan": "x"})
+    journal.begin(0)
+    journal.flush()
+    time.sleep(0.02)  # a system's clock of files has steps of some milliseconds
+    with monkeypatch.context() as patch:
+        if how in ("interrupted when told", "killed when cut"):
+            patch.setattr(places.Place, "grown", told)
+        else:
+            patch.setattr(os, "write", half if how == "half fits" else fails)
+        with pytest.raises((StorageError, KeyboardInterrupt)):
+            journal.released(0, b"0")
+    time.sleep(0.02)
+    if how == "killed when cut":
+        monkeypatch.setattr(os, "ftruncate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            journal.released(0, b"0")
+        monkeypatch.undo()
+    elif how == "interrupted":  # and the next write removes what it left
+        with pytest.raises(OSError, match="full"), monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            journal.released(0, b"0")
+    journal.close()
+    assert Journal.open(path, KEY, Owner(tmp_path, newest=True)).notes == ()
+
+
+def test_a_journal_that_could_not_be_opened_can_be_when_it_is_put_back(tmp_path):
+    path = tmp_path / "journal"
+    _life(path, 3)
+    whole = path.read_bytes()
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(ArgumentError, match="damaged") as kept:  # the error holds the file, as a debugger does
+        Journal.open(path, KEY, Owner(tmp_path, newest=True))
+    path.write_bytes(whole)
+    assert Journal.open(path, KEY, Owner(tmp_path, newest=True)).durable and kept.value
+
+
 @pytest.mark.parametrize("when", ["never", "in the middle"])
 @pytest.mark.parametrize("way", ["written over", "cut", "nothing"])
 @pytest.mark.parametrize("seed", range(2))

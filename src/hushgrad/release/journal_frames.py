@@ -77,6 +77,13 @@ class Frames:
         self._begun, self._told = 0, False
         self.there: list[Frame] = []
         self.rest = b""  # what is behind the last whole frame
+        try:
+            self._begin(new)
+        except BaseException:  # nobody has it to close it, and it would stay locked
+            self.close()
+            raise
+
+    def _begin(self, new: bool) -> None:
         if new:
             self._write(_MAGIC, _End(len(_MAGIC)))
         else:
@@ -171,12 +178,24 @@ class Frames:
         self._torn = False
 
     def _restore(self, file: int) -> None:
-        """Remove what is behind the last whole frame."""
+        """Remove what is behind the last whole frame.
+
+        The folder is told first, since a death in between would make the file seem put back, and again afterwards, since the file's
+        change time moves.
+        """
         try:
-            os.ftruncate(file, self._end.size)
-        except OSError as error:
-            raise _unwritable(error) from None
-        self._torn = False
+            self._tell_length()
+        finally:
+            try:
+                os.ftruncate(file, self._end.size)
+            except OSError as error:
+                raise _unwritable(error) from None
+            self._torn = False
+        self._tell_length()
+
+    def _tell_length(self) -> None:
+        if self.place.told:
+            self.place.grown(self._end.size)
 
     def _held(self) -> int:
         if self._file is None:
