@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 from hushgrad.errors import NotIsolated
 from hushgrad.train import Plan, fit, make_private
+from hushgrad.train.padded_examples import _Cut
 
 WORDS = 11
 
@@ -178,3 +179,12 @@ def test_padding_to_one_length_is_the_remedy():
         model = Texts(read)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         fit(model, loss_fn, optimizer, texts(seed), a_plan(), seed=1, progress=False, collate_fn=longest)
+
+
+def test_an_example_is_known_by_all_of_its_tensors():
+    """Others share some of them: zeros, labels, masks. In a part of the batch without it, none is taken for it."""
+    rows = [torch.tensor([3, 4, 0]), torch.tensor([0, 0, 0])]  # ids and types of a text of two tokens, padded to three
+    cut = _Cut(rows, [t[None, :2] for t in rows], left=False)
+    types = torch.zeros(2, 3, dtype=torch.long)
+    assert cut.place([torch.tensor([[5, 6, 7], [3, 4, 0]]), types], 2) == 1
+    assert cut.place([torch.tensor([[5, 6, 7], [3, 4, 8]]), types], 2) is None

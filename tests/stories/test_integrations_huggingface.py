@@ -547,13 +547,27 @@ def with_mask(records):
     return {**made, "attention_mask": (torch.arange(made["input_ids"].shape[1]) < lengths[:, None]).long()}
 
 
-PADDED = [(bert, without_mask, False), (bert, with_mask, True), (bert_masked, without_mask, False), (gpt2, without_mask, True)]
+def last_token():
+    """Classifies by a text's last token, which it finds by the token of padding."""
+    sizes = {"vocab_size": 40, "n_positions": LENGTH, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0, "num_labels": 2}
+    return transformers.GPT2ForSequenceClassification(
+        transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    )
+
+
+PADDED = [
+    (bert, without_mask, False),
+    (bert, with_mask, True),
+    (bert_masked, without_mask, False),
+    (gpt2, without_mask, True),
+    (last_token, with_mask, True),
+]
 
 
 @pytest.mark.parametrize(("make", "collate", "apart"), PADDED)
 def test_a_loss_that_depends_on_how_long_others_are_is_refused(make, collate, apart, tmp_path):
     """Who brings the longest text would change what everybody adds."""
-    each = make is not bert
+    each = make not in (bert, last_token)
     records = [{"input_ids": [(7 * i + k) % 30 + 1 for k in range(2 + i % 5)]} for i in range(12)]
     records = [{**r, "labels": list(r["input_ids"]) if each else r["input_ids"][0] % 2} for r in records]
     given = {"train_dataset": records, "data_collator": collate, "seed": 0}

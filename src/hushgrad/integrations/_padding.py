@@ -10,11 +10,12 @@ needs one length (:class:`hushgrad.train.invariant_sizes.OneLength`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hushgrad.errors import ArgumentError
 
@@ -25,7 +26,9 @@ _LENGTH = {False: 1e-4, True: 2e-2}
 _MASKED = "Let data_collator return an attention_mask that the model reads, or pad every text to the same length."
 
 
-def require_padding_apart(dataset: Any, collate: Callable[..., Any], loss_of: Callable[[Any], Tensor], *, half: bool) -> None:
+def require_padding_apart(
+    dataset: Any, collate: Callable[..., Any], loss_of: Callable[[Any], Tensor], *, half: bool, embedding: Any = None
+) -> None:
     """Refuse passes in which a text's loss depends on how long the others are, as far as two texts show.
 
     Args:
@@ -33,6 +36,7 @@ def require_padding_apart(dataset: Any, collate: Callable[..., Any], loss_of: Ca
         collate: makes a batch of them.
         loss_of: of a batch of one text.
         half: computed in half precision.
+        embedding: of the model's tokens.
     """
     texts = [dataset[len(dataset) * k // _TRIED] for k in range(_TRIED)] if len(dataset) else []
     alone = [_collated(collate, [text]) for text in texts]
@@ -45,6 +49,10 @@ def require_padding_apart(dataset: Any, collate: Callable[..., Any], loss_of: Ca
     if not others:
         return
     own, beside, changed = (float(loss_of(batch)) for batch in (alone[short], padded, others))
+    token = _token(alone[short], padded)
+    if abs(beside - changed) > _TOKENS[half] * abs(beside) and token is not None and isinstance(embedding, nn.Embedding):
+        with _other_row(embedding, token):  # a classifier may find a text's end by the token of padding, and read nothing of it
+            changed = float(loss_of(padded))
     if abs(beside - changed) > _TOKENS[half] * abs(beside) or abs(own - beside) > _LENGTH[half] * abs(own):
         # The numbers are a record's own, and stay here.
         raise ArgumentError(
@@ -75,6 +83,24 @@ def _first(batch: Any) -> dict[str, Any] | None:
     if ids is None or len(ids) != 2:
         return None
     return {name: t[:1] if isinstance(t, Tensor) and t.dim() and len(t) == 2 else t for name, t in batch.items()}
+
+
+def _token(alone: Any, padded: dict[str, Any]) -> int | None:
+    """The token of padding, if there is one, and the text does not hold it."""
+    more = padded["input_ids"].unique()[~torch.isin(padded["input_ids"].unique(), alone["input_ids"])]
+    return int(more[0]) if len(more) == 1 else None
+
+
+@contextmanager
+def _other_row(embedding: nn.Embedding, token: int) -> Iterator[None]:
+    """Inside, a token means something else."""
+    weight = embedding.weight.detach()
+    row = weight[token].clone()
+    weight[token] = torch.linspace(-1, 1, len(row)).to(row)
+    try:
+        yield
+    finally:
+        weight[token] = row
 
 
 def _with_others(alone: Any, padded: dict[str, Any]) -> dict[str, Any] | None:

@@ -43,18 +43,15 @@ class _Cut(NamedTuple):
 
     def place(self, tensors: list[Any], examples: int) -> int | None:
         """The number of this example among these tensors."""
+        found: Tensor | None = None  # other examples share some of its numbers (zeros, labels), but not all
         for t in tensors:
-            for row in self.rows:
-                if (
-                    isinstance(t, Tensor)
-                    and t.dim() > 1
-                    and len(t) == examples
-                    and (t.shape[1:], t.dtype) == (row.shape, row.dtype)
-                ):
-                    alike = (t.detach() == row.to(t.device)).flatten(1).all(1)
-                    if bool(alike.any()):
-                        return int(alike.nonzero()[0])
-        return None
+            if not (isinstance(t, Tensor) and t.dim() > 1 and len(t) == examples):
+                continue
+            rows = [row.to(t.device) for row in self.rows if (t.shape[1:], t.dtype) == (row.shape, row.dtype)]
+            if rows:
+                alike = torch.stack([(t.detach() == row).flatten(1).all(1) for row in rows]).any(0)
+                found = alike if found is None else found & alike
+        return int(found.nonzero()[0]) if found is not None and bool(found.any()) else None
 
     def to(self, t: Tensor, sizes: dict[tuple[int, int], int]) -> Tensor:
         """A tensor of one example, with these sizes, by dimension and size, cut; one that leaves out a position is cut alike."""
