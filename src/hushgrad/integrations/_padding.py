@@ -45,8 +45,8 @@ def require_padding_apart(
         return
     short, long = lengths.index(min(lengths)), lengths.index(max(lengths))
     padded = _first(_collated(collate, [texts[short], texts[long]]))
-    others = padded and _with_others(alone[short], padded)
-    if not others:
+    others = None if padded is None else _with_others(alone[short], padded)
+    if padded is None or others is None:
         return
     own, beside, changed = (float(loss_of(batch)) for batch in (alone[short], padded, others))
     token = _token(alone[short], padded)
