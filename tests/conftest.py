@@ -70,3 +70,29 @@ def vector_bytes(request: pytest.FixtureRequest):
     finally:
         for library in libraries:
             library.vectors(64)
+
+
+@pytest.fixture
+def put_secret():
+    """Writes a secret of a run under one of its names, as the run does; under a temporary name, half of one."""
+    from safetensors.torch import save_file
+
+    from hushgrad.release.journal_frames import Frames
+    from hushgrad.release.keys import RunKey, write_key
+    from hushgrad.train import shard_files
+    from hushgrad.train.tree import write_tree
+
+    def put(path):
+        if path.name.startswith("."):
+            path.write_bytes(b"half")
+        elif path.name == "key.json":
+            write_key(path, RunKey.make(), plan="p")
+        elif path.name == "journal":
+            Frames(path, new=True).close()
+        elif path.name.startswith("shard"):
+            save_file({}, path, metadata={shard_files._HEADER: "{}"})
+        else:
+            write_tree(path, {"step": 1})
+        path.chmod(0o600)
+
+    return put

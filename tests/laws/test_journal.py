@@ -30,8 +30,9 @@ from hushgrad.noise.streams import IndependentStream
 from hushgrad.release import journal as journals
 from hushgrad.release import journal_frames, journal_history, keys, owner
 from hushgrad.release import journal_place as places
+from hushgrad.release.erasure import erase, finish, secrets_in
 from hushgrad.release.journal import Journal
-from hushgrad.release.keys import RunKey, erase, finish, read_key, secrets_in, write_key
+from hushgrad.release.keys import RunKey, read_key, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.sampling import BallsInBins, CyclicPoisson, RoundRobin
 from hushgrad.sampling import Poisson as PoissonSampler
@@ -667,16 +668,21 @@ SECRET = [
 
 
 @pytest.mark.parametrize("home", ["", "checkpoint", "search", "search/00003/checkpoint"])
-@pytest.mark.parametrize("mark", ["guarantee.json", "tuning.json", "settled.json"])
-def test_what_a_finished_folder_still_holds_is_erased(tmp_path, home, mark, monkeypatch):
+@pytest.mark.parametrize(
+    ("mark", "content"),
+    [("guarantee.json", '{"epsilon": 1}'), ("tuning.json", '{"mean_trials": 3}'), ("settled.json", '{"settled": "why"}')],
+)
+def test_what_a_finished_folder_still_holds_is_erased(tmp_path, home, mark, content, monkeypatch, put_secret):
     place = tmp_path / home
     place.mkdir(parents=True, exist_ok=True)
     for name in SECRET:
-        (place / name).write_bytes(b"secret")
+        put_secret(place / name)
     (tmp_path / "model.safetensors").write_bytes(b"public")
     assert {path.name for path in secrets_in(tmp_path)} == set(SECRET)
     assert not finish(tmp_path) and len(secrets_in(tmp_path)) == len(SECRET)  # not finished: it may go on
     (tmp_path / mark).write_text("{}")
+    assert not finish(tmp_path) and len(secrets_in(tmp_path)) == len(SECRET)  # a file of the user's own
+    (tmp_path / mark).write_text(content)
     written = []
     flush = keys.os.fsync
     monkeypatch.setattr(keys.os, "fsync", lambda file: (written.append(os.fstat(file).st_size), flush(file))[1])

@@ -10,12 +10,11 @@ from hushgrad.cli.main import main
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, put_secret):
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "checkpoint").mkdir()
     for name in ("key.json", "state.safetensors"):
-        (tmp_path / "checkpoint" / name).write_text("secret bytes")
-        (tmp_path / "checkpoint" / name).chmod(0o600)
+        put_secret(tmp_path / "checkpoint" / name)
     return tmp_path
 
 

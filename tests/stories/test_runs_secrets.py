@@ -16,8 +16,8 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, load_recipe, session, train
 from hushgrad.recipes.column import Number
 from hushgrad.recipes.columns import Columns
+from hushgrad.release.erasure import secrets_in
 from hushgrad.release.key_reuse import forget
-from hushgrad.release.keys import secrets_in
 
 CHANGES = ["plan.steps=6", "model.name='logistic'", "run.checkpoint_every=2", "run.threads=1"]
 
@@ -75,11 +75,10 @@ def test_a_settled_run_keeps_neither_key_nor_buffers(tmp_path):
     assert secrets_in(tmp_path / "run") == [] and not (tmp_path / "run" / "checkpoint").exists()
 
 
-def test_the_secrets_of_an_interrupted_search_are_found_and_destroyed(tmp_path, capsys):
+def test_the_secrets_of_an_interrupted_search_are_found_and_destroyed(tmp_path, capsys, put_secret):
     (tmp_path / "search" / "00000" / "checkpoint").mkdir(parents=True)
     for place in ("search", "search/00000/checkpoint"):
-        (tmp_path / place / "key.json").write_text("{}")
-        (tmp_path / place / "key.json").chmod(0o600)
+        put_secret(tmp_path / place / "key.json")
     assert main(["key", "status", str(tmp_path)]) == 0
     assert "search/key.json" in capsys.readouterr().out
     assert main(["key", "destroy", str(tmp_path)]) == 0 and not (tmp_path / "search").exists()

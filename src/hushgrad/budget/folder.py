@@ -28,9 +28,9 @@ from hushgrad.budget.file_digests import require_belonging
 from hushgrad.errors import ArgumentError, HushgradError, StorageError
 from hushgrad.events import Event, Repeat, Unanalysed
 from hushgrad.guarantee import Ledger
+from hushgrad.release.erasure import destroy
 from hushgrad.release.journal import JOURNAL
 from hushgrad.release.journal_history import shown
-from hushgrad.release.keys import destroy
 from hushgrad.release.owner import Owner
 
 RESERVATION, SETTLED = "reservation.json", "settled.json"

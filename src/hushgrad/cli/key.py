@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, say
-from hushgrad.release.keys import destroy, finish, secrets_in
+from hushgrad.release.erasure import destroy, finish, secrets_in
 from hushgrad.release.owner import Owner
 
 _MARKS = ("plan.json", "tuning.json", "privacy.json", "reservation.json", "settled.json", "search/recipe.json")

@@ -13,7 +13,7 @@ from hushgrad.cli._parser import Parser, UsageError, say
 from hushgrad.cli._paths import require_place
 from hushgrad.cli._waiting import waiting
 from hushgrad.errors import ArgumentError, PolicyRefused
-from hushgrad.release.keys import finish
+from hushgrad.release.erasure import finish
 
 if TYPE_CHECKING:
     from hushgrad.report import Card

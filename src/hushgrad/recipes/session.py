@@ -31,8 +31,9 @@ from hushgrad.recipes.saved import describe, save_model
 from hushgrad.recipes.spending import Spending, new_folder, require_allowed
 from hushgrad.recipes.summary import write_report
 from hushgrad.release.atomic import replacing
+from hushgrad.release.erasure import destroy, finish
 from hushgrad.release.journal import WAYS_ON
-from hushgrad.release.keys import KEY, destroy, finish
+from hushgrad.release.keys import KEY
 from hushgrad.release.owner import LOCK
 from hushgrad.train.callbacks import JsonLines, ProgressBar
 from hushgrad.train.checkpoint import Checkpoint
@@ -112,9 +113,10 @@ def train(
     rules = policy if isinstance(policy, Policy) else read_policy(policy)
     recipe = None if recipe is None else Recipe.given(recipe)
     out = Path(out)
-    if resume and not (out / "recipe.json").exists():
-        _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
-    finish(out)  # what a crash at the very end may have left
+    if resume:
+        if not (out / "recipe.json").exists():
+            _check.fail("--out", str(out), "to hold an interrupted run", "Leave --resume out to start a new one.")
+        finish(out)  # what a crash at the very end may have left
     with new_folder(out, take_over=take_over):  # before anything in it is looked at, or removed
         recipe = _opened(recipe, out, resume, allow_code)
         return _trained(recipe, out, resume, progress, key, data, take_over, rules)

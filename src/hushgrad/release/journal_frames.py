@@ -24,7 +24,7 @@ from hushgrad.errors import ArgumentError, StorageError
 from hushgrad.release.journal_place import Known, Place
 from hushgrad.release.owner import locked
 
-__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "Marks", "damaged", "frames_in"]
+__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "Marks", "damaged", "frames_in", "is_journal"]
 
 WAYS_ON = "Put this run's files back as they were, or start a new run with a new key and this run's ledger as prior=."
 FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
@@ -47,6 +47,12 @@ class Frame(NamedTuple):
 def frames_in(path: Path) -> Iterator[Frame]:
     """Every whole frame of a file."""
     return _frames(path.read_bytes())
+
+
+def is_journal(path: Path) -> bool:
+    """Whether the file is a journal, of any version."""
+    with open(path, "rb") as file:
+        return file.read(len(_NAME)) == _NAME
 
 
 class _End(NamedTuple):

@@ -1,9 +1,7 @@
-"""Secrets of a run: its key, where it is on disk, what else is as secret, and how all of it is erased.
+"""The key of a run, what is derived from it, and its file.
 
-Every secret that a run, a search or a server ever writes has one of the names below, so one function finds them all. Erasing
-overwrites, flushes and unlinks; on a copy-on-write or wear-levelled disk only disk encryption erases the old blocks for certain. With
-``HUSHGRAD_KEK`` in the environment keys and states are encrypted at rest, and a copied folder alone reveals nothing that was not
-released: see :mod:`hushgrad.release.encryption`.
+With ``HUSHGRAD_KEK`` in the environment keys and states are encrypted at rest, and a copied folder alone reveals nothing that was not
+released: see :mod:`hushgrad.release.encryption`. :mod:`hushgrad.release.erasure` finds and erases every secret of a run.
 """
 
 from __future__ import annotations
@@ -11,12 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import secrets
-import shutil
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +18,8 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.encryption import seal, unseal, wrapping_key
-from hushgrad.release.owner import LOCK, Owner
 
-__all__ = ["KEY", "RunKey", "destroy", "erase", "finish", "read_key", "secrets_in", "secrets_of", "write_key"]
+__all__ = ["KEY", "RunKey", "is_key", "read_key", "write_key"]
 
 KEY = "key.json"
 _OPEN = (
@@ -36,12 +29,6 @@ _OPEN = (
 _GIVEN = "The run's key was given to it: that no other run has it is vouched for, not shown"
 _BYTES = 32
 _FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "wrapped": bool}
-# The whole names of a run's files, of a search's with its trials', and of a server's: whatever is called otherwise is the user's own.
-_NAMES = r"key\.json|state\.safetensors|cohorts\.safetensors|journal|shard-\d+-\d+\.safetensors"
-_SECRET = re.compile(rf"(?:{_NAMES})|\.(?:{_NAMES})\.[0-9a-f]{{8}}\.\d+")  # or temporary versions, see hushgrad.release.atomic
-_HOMES = ("checkpoint", "search")
-_SEARCH = "recipe.json"  # in the folder of a search: everything there was written by it
-_FINISHED = ("guarantee.json", "tuning.json", "settled.json")  # mark a folder whose run is over
 
 
 class RunKey:
@@ -193,6 +180,15 @@ def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
     return key
 
 
+def is_key(path: Path) -> bool:
+    """Whether :func:`write_key` wrote this file, by its fields: a file of another program may have its name."""
+    try:
+        content = _check.parsed(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and set(content) == set(_FIELDS)
+
+
 def _content(path: Path) -> dict[str, Any]:
     """The key file's object. Its text never appears in an error, since it may hold the key."""
     try:
@@ -208,92 +204,3 @@ def _content(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path) -> ArgumentError:
     return ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Use a copy, or start a new run.")
-
-
-# Finding and erasing ------------------------------------------------------------------------------------------------------
-
-
-def secrets_of(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every file in this very folder, not below it, that reveals noise, and temporary versions of them."""
-    root = Path(folder)
-    return sorted(path for path in (root.iterdir() if root.is_dir() else ()) if path.is_file() and _SECRET.fullmatch(path.name))
-
-
-def secrets_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every file in the folder of a run, a search or a server, or in its subfolders, that reveals noise."""
-    root = Path(folder)
-    homes = [root, *(root / name for name in _HOMES), *root.glob("search/*/checkpoint")]
-    return sorted(path for home in homes for path in secrets_of(home))
-
-
-def erase(paths: Iterable[Path]) -> None:
-    """Overwrite each file, flush it to the disk, remove it; keys first, so that a crash in between leaves none."""
-    for path in sorted(paths, key=lambda path: (KEY not in path.name, path)):
-        try:
-            with open(path, "r+b", buffering=0) as file:
-                left = os.fstat(file.fileno()).st_size
-                while left > 0:
-                    left -= file.write(os.urandom(min(left, 1 << 20)))
-                os.fsync(file.fileno())
-            path.unlink()
-        except FileNotFoundError:  # another command finished the same folder meanwhile
-            continue
-
-
-def destroy(folder: str | os.PathLike[str]) -> None:
-    """Erase every secret of a run, a search or a server. What may be published stays, and so does every file that is not the run's.
-
-    Raises:
-        ArgumentError: if another process owns one of the subfolders; nothing was erased.
-    """
-    root = Path(folder)
-    owned = {home: Owner(home, newest=True) for home in _homes(root)}
-    erase(secrets_in(root))
-    for home, owner in owned.items():
-        owner.release()
-        _remove(home)
-
-
-def finish(folder: str | os.PathLike[str]) -> bool:
-    """Erase what a finished run still holds because it died between its last two writes; returns whether it held anything.
-
-    Every command that sees a folder calls it.
-    """
-    root = Path(folder)
-    if not any((root / name).is_file() for name in _FINISHED) or not (secrets_in(root) or _homes(root)):
-        return False
-    try:
-        owner = Owner(root)
-    except ArgumentError:  # the run is alive and will do it
-        return False
-    try:
-        destroy(root)
-        return True
-    except ArgumentError:  # another run is alive in a subfolder
-        return False
-    finally:
-        owner.release()
-
-
-def _homes(root: Path) -> list[Path]:
-    """The subfolders that belong to the run: with secrets in them, those of a search, and those that a death left empty."""
-    return [home for home in (root / name for name in _HOMES) if home.is_dir() and _is_home(home)]
-
-
-def _is_home(home: Path) -> bool:
-    held = (home / _SEARCH).is_file() or any(map(secrets_of, (home, *home.glob("*/checkpoint"))))
-    return held or not any(path.name != LOCK for path in home.iterdir())
-
-
-def _remove(home: Path) -> None:
-    """Remove a subfolder with all that a search wrote (the number of trials and their scores are secret), or if it is empty."""
-    if (home / _SEARCH).is_file() and not home.is_symlink():
-        for path in home.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != _SEARCH:
-                path.unlink()
-        (home / _SEARCH).unlink()  # last: the folder is known by it
-    for path in (*home.glob("*/checkpoint"), *home.glob("[0-9]*"), home):
-        with suppress(OSError):  # the user's own files are in it, or it is a link
-            path.rmdir()

@@ -24,9 +24,10 @@ from hushgrad._universal_hash import digest_of
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.encryption import wrapping_key
+from hushgrad.release.erasure import erase, secrets_of
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.journal_history import shown
-from hushgrad.release.keys import KEY, erase, read_key, secrets_of, write_key
+from hushgrad.release.keys import KEY, read_key, write_key
 from hushgrad.release.owner import Owner
 from hushgrad.release.placement.world import World
 from hushgrad.train.private import Private

@@ -20,8 +20,9 @@ from hushgrad.recipes.saved import put_weights
 from hushgrad.recipes.session import train
 from hushgrad.recipes.spending import Spending, new_folder, require_allowed
 from hushgrad.release import journal_history
+from hushgrad.release.erasure import finish
 from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
-from hushgrad.release.keys import KEY, RunKey, finish, read_key, write_key
+from hushgrad.release.keys import KEY, RunKey, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
 from hushgrad.sampling.data_digest import identity_of
 from hushgrad.tuning.draws import Draws
@@ -67,9 +68,10 @@ def tune(
     the theorem. An encoder learns once, before the first trial: all trials share it, and it is charged once beside them.
     """
     out, recipe = Path(out), None if recipe is None else Recipe.given(recipe)
-    if resume and not any((out / name).exists() for name in ("search/recipe.json", "tuning.json", SETTLED)):
-        _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
-    finish(out)  # what a crash at the very end may have left
+    if resume:
+        if not any((out / name).exists() for name in ("search/recipe.json", "tuning.json", SETTLED)):
+            _check.fail("--out", str(out), "to hold an interrupted search", "Leave --resume out to start a new one.")
+        finish(out)  # what a crash at the very end may have left
     with new_folder(out, take_over=take_over, undo=("search/recipe.json",)) as owner:  # before anything in it is looked at
         recipe, settings = _opened(recipe, settings, out, resume, allow_code)
         folder = out / "search"

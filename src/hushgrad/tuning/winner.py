@@ -13,7 +13,7 @@ from hushgrad.events import Compose
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.summary import write_report
-from hushgrad.release.keys import destroy
+from hushgrad.release.erasure import destroy
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT
 from hushgrad.tuning.files import found, outcome_of, write
