@@ -104,7 +104,7 @@ def test_hooks_that_are_made_anew_for_each_pass_need_no_proof_each() -> None:
 def test_a_number_that_somebody_sets_is_tried_as_it_may_be_later() -> None:
     model = _Before()
     capture, x = _captured(model), torch.randn(B, D)
-    with pytest.raises(NotIsolated, match="in later passes"):
+    with pytest.raises(NotIsolated, match=r"in (a )?later pass"):
         for model.epoch in range(3):
             _step(capture, x)
 
@@ -122,7 +122,7 @@ class _Counts(nn.Module):
 
 def test_passes_that_a_buffer_counts_are_tried_as_they_will_be_later() -> None:
     capture = _captured(_Counts())
-    with pytest.raises(NotIsolated, match="in later passes"):
+    with pytest.raises(NotIsolated, match=r"in (a )?later pass"):
         _step(capture, torch.randn(B, D))
 
 

@@ -106,8 +106,8 @@ class _OneToken(nn.Module):
 
 def test_a_frontier_below_another_is_read_once(monkeypatch):
     torch.manual_seed(0)
-    asked, pulled = [], shares.pulled
-    monkeypatch.setattr(shares, "pulled", lambda *a: asked.append(1) or pulled(*a))
+    asked, pullback = [], shares.pullback
+    monkeypatch.setattr(shares, "pullback", lambda *a: asked.append(1) or pullback(*a))
     exact(_OneToken(6).double(), torch.randn(3, 1, WIDTH).double())
     assert len(asked) <= 100  # each of the six in every pass; it was all that lie below each other, thousands
 

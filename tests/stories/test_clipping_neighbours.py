@@ -198,7 +198,7 @@ def test_a_batch_of_one_is_proved_and_then_read():
     capture = Capture(model, loss_reduction="sum")
     capture.attach()
     assert float(clipped(capture, model, (drawn(0, 1, 6),)).norm()) == pytest.approx(C, rel=1e-4)
-    assert capture._root.known.proved(capture._root._attributes.key([drawn(0, 1, 6)]))
+    assert capture._root.known.proved(capture._root.attributes.key([drawn(0, 1, 6)]))
     capture.detach()
 
 

@@ -74,7 +74,8 @@ class Attached(Saving):
         self._world = World.here()
         self._key = self._world.share_key(key.for_run())
         self._asked = {"unused": unused, "check_isolation": check_isolation, "lazy_tables": lazy_tables}
-        asked = {**self._asked, "loss_reduction": loss_reduction, "max_epsilon": max_epsilon, "prior": prior and prior.to_json()}
+        before = prior.to_json() if isinstance(prior, Ledger) else prior  # checked below: first all processes must agree
+        asked = {**self._asked, "loss_reduction": loss_reduction, "max_epsilon": max_epsilon, "prior": before}
         require_same_run(self._world, self._key.journal, plan, model, optimizer, asked)
         self._books = Books(plan, self._key.run_name(), prior=prior, max_epsilon=max_epsilon)
         self.placement = placement_of(self._params, self._world, plan)
