@@ -95,9 +95,10 @@ def test_a_folder_that_may_not_be_written_is_left_alone(tmp_path, monkeypatch, p
     assert finish(tmp_path)
 
 
-def test_a_run_that_another_process_owns_is_not_erased(tmp_path, monkeypatch, put_secret):
-    home = tmp_path / "checkpoint"
-    home.mkdir()
+@pytest.mark.parametrize("place", HOMES[1:])
+def test_a_run_that_another_process_owns_is_not_erased(tmp_path, monkeypatch, put_secret, place):
+    home = tmp_path / place
+    home.mkdir(parents=True)
     put_secret(home / "key.json")
     (tmp_path / "guarantee.json").write_text(OVER)
     owner = Owner(home)

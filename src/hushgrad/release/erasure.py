@@ -145,13 +145,13 @@ def destroy(folder: str | os.PathLike[str], *, linked: bool = True) -> None:
     ``linked``: also in a subfolder that is a link, as a run does that is told to write there.
 
     Raises:
-        ArgumentError: if another process owns one of the subfolders; nothing was erased.
+        ArgumentError: if another process owns one of the subfolders, or one of a trial; nothing was erased.
     """
     root = Path(folder)
     homes = _homes(root, linked)
     with ExitStack() as owned:
-        for home in homes:
-            owned.callback(Owner(home, newest=True).release)
+        for place in (*homes, *filter(secrets_of, _trials(root / "search", homes))):
+            owned.callback(Owner(place, newest=True).release)
         erase(secrets_in(root, linked=linked))
     for home in homes:
         _remove(home)
