@@ -20,6 +20,7 @@ from hushgrad.clipping._torch import backward_task, is_autocast, set_grad
 from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.device_sum import summed_on_device
+from hushgrad.clipping.gradient_layout import read_by_rows
 from hushgrad.clipping.grouping import BESIDE, Grouping
 from hushgrad.clipping.heavy_units import is_light
 from hushgrad.clipping.mass import Mass
@@ -42,8 +43,8 @@ class Batch:
     """The calls over one physical batch of examples."""
 
     __slots__ = (
-        "announced", "bare", "calls", "coefficient", "examples", "largest", "padding", "probe", "routed", "structure", "summed", "tasks",
-        "units", "watched",
+        "announced", "bare", "calls", "coefficient", "examples", "faint", "largest", "padding", "probe", "routed", "structure", "summed",
+        "tasks", "units", "watched",
     )  # fmt: skip
 
     def __init__(self, examples: int | None, units: Tensor | None, probe: int | None, coefficient: float) -> None:
@@ -53,6 +54,7 @@ class Batch:
         self.padding = 0  # how many examples at the end are padding
         self.calls: list[Call] = []
         self.bare: dict[str, Call] = {}  # parameters that are read at the frontier
+        self.faint: dict[Call, tuple[tuple[Any, ...], dict[str, Any], list[int]]] = {}  # see read_by_rows
         self.watched: list[Callable[[], None]] = []  # release what the frontier hooks hold
         self.largest = 0.0  # norm of what was read at a frontier, at most
         self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows and no gradient
@@ -93,7 +95,8 @@ class Batches:
     def clear(self, *, announced: bool = True) -> None:
         """Forget all passes and, unless ``announced`` is False, what was announced about the next one."""
         for batch in self.batches:
-            batch.calls = []  # calls refer to their batch: break the cycle, which would keep the norms alive until collected
+            # Calls refer to their batch: break the cycle, which would keep the norms alive until collected.
+            batch.calls, batch.faint = [], {}
             if batch.watched:
                 batch.unwatch()
         self.batches = []
@@ -242,6 +245,9 @@ class Collecting(Grouping):
         scales = None if self.scales is None else self.scales()
         if clipper is not self._grouped[0]:
             self._grouped = clipper, clipper.groups(list(sums)) is not None
+        for batch in self._tape.batches:
+            if batch.faint:
+                self._tape.quiet(partial(read_by_rows, batch))
         plain = self._certificate is None and scales is None and not self._grouped[1]
         usual = self._usual() if plain else None
         part = None if usual is None else self._tape.quiet(partial(self._add_usual, usual, clipper, sums, scale))

@@ -16,9 +16,10 @@ from hushgrad.clipping.rules.parameter import Bare, Nothing, Whole, finite
 from hushgrad.clipping.thresholds import CANCELLATION, seal_of
 
 if TYPE_CHECKING:
+    from hushgrad.clipping.collecting import Batch
     from hushgrad.clipping.site import Call
 
-__all__ = ["add_again", "arrive", "require_all", "take"]
+__all__ = ["add_again", "arrive", "read_by_rows", "require_all", "take"]
 
 
 def arrive(call: Call, place: Place | None, grads: tuple[Tensor | None, ...]) -> None:
@@ -52,6 +53,9 @@ def take(call: Call, output: int, share: Tensor | Routed, gross: float = 0.0) ->
             return
         share = share.dense
     _form_shares(call)
+    if call.record is None and call.place is not None and call.place.faint:
+        args, kwargs = call.site.ready(call.args), dict(zip(call.kwargs, call.site.ready((*call.kwargs.values(),)), strict=True))
+        call.batch.faint[call] = args, kwargs, versions_of(args, kwargs)
     own: Tensor = call.site.ready((share.detach(),))[0]
     if call.shapes:  # for a view, the gradient of its base was read
         own = own.reshape(len(own), *call.shapes[output])
@@ -89,6 +93,9 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
     """Require that the shares add up to what came back: a gradient that bypasses the model's outputs (of a kept tensor) has no owner."""
     if g is None:
         return
+    if call in call.batch.faint and not call.totals:  # in the order in which gradients arrive, as where nothing is shared
+        call.batch.calls.remove(call)
+        call.batch.calls.append(call)
     call.totals[output] = call.totals[output] + g.detach() if output in call.totals else g.detach()
     total = call.site.ready((call.totals[output],))[0]
     missing = scale = total.norm()
@@ -111,6 +118,43 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
             f"A gradient came back to {call.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
             "be told whose it is. Use the model's outputs alone in the loss: return what the model keeps beside them, or detach it."
         )
+
+
+def read_by_rows(batch: Batch) -> None:
+    """Where a proof saw no gradient, so that shares were taken, but each example has shares of its own rows alone: read these rows.
+
+    The result is the same but for rounding. What a proof sees may follow from one record; with this, all others' roundings do not.
+    """
+    given, batch.faint = batch.faint, {}
+    for call, (args, kwargs, versions) in given.items():
+        site, record = call.site, call.record
+        if record is None or versions != versions_of(args, kwargs) or not _has_own_rows(call, record):
+            continue
+        totals = [call.totals.get(k) for k in range(len(record.grads))]
+        grads = tuple(g if g is None else g.reshape(shape) for g, shape in zip(totals, call.shapes, strict=True))
+        call.record = Record(site.module, site.names, args, kwargs, site.ready(grads), record.memory, record.most)
+        call.rule, call.versions, call.sq_norms = site.rule, versions, None
+
+
+def _has_own_rows(call: Call, record: Record) -> bool:
+    """Whether, where the rule expects the examples, each one's share is 0 in others' rows (or no number, as 0 times infinity is)."""
+    B, dims = call.batch.examples, call.site.rule.dims(call.site.module, len(call.shapes))
+    for k, shares in enumerate(record.grads):
+        if (shares is None) != (k not in call.totals):
+            return False
+        if shares is None:
+            continue
+        if len(shares) != B or shares.dim() < dims[k] + 2 or shares.shape[dims[k] + 1] != B:
+            return False
+        rows = shares.movedim(dims[k] + 1, 1)
+        own = rows.diagonal().movedim(-1, 0)
+        came = call.totals[k].reshape(shares.shape[1:]).movedim(dims[k], 0)
+        apart = torch.eye(B, dtype=torch.bool, device=rows.device).view(B, B, *(1 for _ in rows.shape[2:]))
+        if bool(rows.masked_fill(apart, 0.0).nan_to_num_(0.0, 0.0, 0.0).any()) or not bool(
+            (came.isfinite() | ~own.isfinite()).all()
+        ):
+            return False
+    return any(g is not None for g in record.grads)
 
 
 def _add_placed(call: Call, place: Place, grads: tuple[Tensor | None, ...]) -> None:

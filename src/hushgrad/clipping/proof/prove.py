@@ -84,6 +84,7 @@ def _structure(
     assert sizes is not None
     shapes = {n: _shapes(n[0], places[n], call, second.calls.get(n)) for n, call in first.calls.items()}
     faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
+    places |= {n: places[n]._replace(faint=True) for n in faint}
     moves = _moves(first, second)
     # There are no examples below the frontier, unless they met a shared value behind a gradient that was 0 for all.
     fragile = bool(frontier.ends) and (moves != () or frontier.ways != frontier.mixed)

@@ -31,10 +31,14 @@ Pattern = tuple["int | None", ...]  # of a shape: a size; None, any size; -c, c 
 
 
 class Place(NamedTuple):
-    """How a call is read: as its rule expects (``native``), or by its layout."""
+    """How a call is read: as its rule expects (``native``), or by its layout.
+
+    ``faint``: as shared only because no gradient worth the name came back in the proof; rows may have single owners nevertheless.
+    """
 
     layout: Layout
     native: bool = False
+    faint: bool = False
 
     def __str__(self) -> str:
         return str(self.layout)
