@@ -30,6 +30,7 @@ READS = {
     "recipes/table_file.py": "CSV files",
     "release/journal_history.py": "journals",
     "release/journal_frames.py": "journals",
+    "release/erasure.py": "run folders",
     "release/keys.py": "keys",
     "release/owner.py": "locks",
     "release/journal_place.py": "journals",

@@ -96,7 +96,7 @@ def _other_row(embedding: nn.Embedding, token: int) -> Iterator[None]:
     """Inside, a token means something else."""
     weight = embedding.weight.detach()
     row = weight[token].clone()
-    weight[token] = torch.linspace(-1, 1, len(row)).to(row)
+    weight[token] = torch.linspace(-1, 1, len(row), dtype=row.dtype, device=row.device)
     try:
         yield
     finally:
