@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPER = 'papers = (_papers.Paper("nobody2026own", "misc", "Nobody", "A part of our own", 2026),)'
+PAPER = 'papers = (_papers.Paper("nobody2026own", "Nobody", "A part of our own", kind="misc"),)'
 HEAD = "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\nfrom hushgrad import _papers\n"
 # room: the name that its import line makes public, and the file
 PARTS = {

@@ -48,12 +48,11 @@ class GDP(Accountant):
     papers = (
         _papers.Paper(
             "dong2022gaussian",
-            "article",
             "Dong, Jinshuo and Roth, Aaron and Su, Weijie J.",
             "{Gaussian} Differential Privacy",
-            2022,
             "Journal of the Royal Statistical Society Series B",
             arxiv="1905.02383",
+            kind="article",
         ),
     )
 

@@ -131,10 +131,8 @@ class Optimal(Accountant):
         _papers.KAIROUZ_2015_COMPOSITION,
         _papers.Paper(
             "murtagh2016complexity",
-            "inproceedings",
             "Murtagh, Jack and Vadhan, Salil",
             "The Complexity of Computing the Optimal Composition of Differential Privacy",
-            2016,
             "TCC",
             arxiv="1507.03113",
         ),

@@ -53,22 +53,13 @@ class RDP(Accountant):
     """
 
     papers = (
-        _papers.Paper(
-            "mironov2017renyi",
-            "inproceedings",
-            "Mironov, Ilya",
-            "{R{\\'e}nyi} Differential Privacy",
-            2017,
-            "IEEE CSF",
-            arxiv="1702.07476",
-        ),
+        _papers.Paper("mironov2017renyi", "Mironov, Ilya", "{R{\\'e}nyi} Differential Privacy", "IEEE CSF", arxiv="1702.07476"),
         _papers.Paper(
             "mironov2019sampled",
-            "misc",
             "Mironov, Ilya and Talwar, Kunal and Zhang, Li",
             "{R{\\'e}nyi} Differential Privacy of the Sampled {Gaussian} Mechanism",
-            2019,
             arxiv="1908.10530",
+            kind="misc",
         ),
         _papers.CANONNE_2020_DISCRETE,
     )

@@ -59,10 +59,8 @@ class ZCDP(Accountant):
     papers = (
         _papers.Paper(
             "bun2016concentrated",
-            "inproceedings",
             "Bun, Mark and Steinke, Thomas",
             "Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds",
-            2016,
             "TCC",
             arxiv="1605.02065",
         ),

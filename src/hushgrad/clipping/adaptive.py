@@ -57,10 +57,8 @@ class Adaptive(Clipper):
     papers = (
         _papers.Paper(
             "andrew2021adaptive",
-            "inproceedings",
             "Andrew, Galen and Thakkar, Om and McMahan, H. Brendan and Ramaswamy, Swaroop",
             "Differentially Private Learning with Adaptive Clipping",
-            2021,
             "NeurIPS",
             arxiv="1905.03871",
         ),

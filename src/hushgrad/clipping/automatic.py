@@ -41,10 +41,8 @@ class Automatic(Clipper):
     papers = (
         _papers.Paper(
             "bu2023automatic",
-            "inproceedings",
             "Bu, Zhiqi and Wang, Yu-Xiang and Zha, Sheng and Karypis, George",
             "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
-            2023,
             "NeurIPS",
             arxiv="2206.07136",
         ),

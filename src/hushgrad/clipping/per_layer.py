@@ -48,10 +48,8 @@ class PerLayer(Clipper):
     papers = (
         _papers.Paper(
             "mcmahan2018learning",
-            "inproceedings",
             "McMahan, H. Brendan and Ramage, Daniel and Talwar, Kunal and Zhang, Li",
             "Learning Differentially Private Recurrent Language Models",
-            2018,
             "ICLR",
             arxiv="1710.06963",
         ),

@@ -50,10 +50,8 @@ class DelayedPreconditioner(Denoiser):
     papers = (
         _papers.Paper(
             "li2023delayed",
-            "inproceedings",
             "Li, Tian and Zaheer, Manzil and Liu, Ziyu and Reddi, Sashank and McMahan, H. Brendan and Smith, Virginia",
             "Differentially Private Adaptive Optimization with Delayed Preconditioners",
-            2023,
             "ICLR",
             arxiv="2212.00309",
         ),

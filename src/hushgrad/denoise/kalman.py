@@ -71,11 +71,10 @@ class Kalman(Denoiser):
     papers = (
         _papers.Paper(
             "zhang2024disk",
-            "misc",
             "Zhang, Xinwei and others",
             "{DiSK}: Differentially Private Optimizer with Simplified {Kalman} Filter for Noise Reduction",
-            2024,
             arxiv="2410.03883",
+            kind="misc",
         ),
     )
 

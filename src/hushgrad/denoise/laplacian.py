@@ -45,10 +45,8 @@ class Laplacian(Denoiser):
     papers = (
         _papers.Paper(
             "wang2020lssgd",
-            "inproceedings",
             "Wang, Bao and Gu, Quanquan and Boedihardjo, March and Wang, Lingxiao and Barekat, Farzin and Osher, Stanley J.",
             "{DP-LSSGD}: A Stochastic Optimization Method to Lift the Utility in Privacy-Preserving {ERM}",
-            2020,
             "MSML",
             arxiv="1906.12056",
         ),

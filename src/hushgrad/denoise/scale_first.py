@@ -47,11 +47,10 @@ class ScaleThenPrivatise(Denoiser):
     papers = (
         _papers.Paper(
             "ganesh2025design",
-            "misc",
             "Ganesh, Arun and McMahan, H. Brendan and Thakurta, Abhradeep",
             "On Design Principles for Private Adaptive Optimizers",
-            2025,
             arxiv="2507.01129",
+            kind="misc",
         ),
     )
 

@@ -46,10 +46,8 @@ class DebiasedSecondMoment(Denoiser):
     papers = (
         _papers.Paper(
             "tang2024adambc",
-            "inproceedings",
             "Tang, Qiaoyue and Shpilevskiy, Frederick and L{\\'e}cuyer, Mathias",
             "{DP-AdamBC}: Your {DP-Adam} Is Actually {DP-SGD} (Unless You Apply Bias Correction)",
-            2024,
             "AAAI",
             arxiv="2312.14334",
         ),

@@ -90,11 +90,10 @@ class SoftThreshold(Denoiser):
         _papers.BALLE_2018_IMPROVING,
         _papers.Paper(
             "donoho1995denoising",
-            "article",
             "Donoho, David L.",
             "De-Noising by Soft-Thresholding",
-            1995,
             "IEEE Transactions on Information Theory",
+            kind="article",
         ),
     )
 

@@ -44,18 +44,14 @@ class SVRG(Denoiser):
     papers = (
         _papers.Paper(
             "johnson2013accelerating",
-            "inproceedings",
             "Johnson, Rie and Zhang, Tong",
             "Accelerating Stochastic Gradient Descent using Predictive Variance Reduction",
-            2013,
             "NeurIPS",
         ),
         _papers.Paper(
             "wang2017empirical",
-            "inproceedings",
             "Wang, Di and Ye, Minwei and Xu, Jinhui",
             "Differentially Private Empirical Risk Minimization Revisited: Faster and More General",
-            2017,
             "NeurIPS",
             arxiv="1802.05251",
         ),

@@ -14,19 +14,16 @@ from hushgrad.estimators.losses import LinearLoss, Logistic, Softmax
 
 CHAUDHURI_2011_ERM = Paper(
     "chaudhuri2011erm",
-    "article",
     "Chaudhuri, Kamalika and Monteleoni, Claire and Sarwate, Anand D.",
     "Differentially Private Empirical Risk Minimization",
-    2011,
     "Journal of Machine Learning Research",
     arxiv="0912.0071",
+    kind="article",
 )
 REDBERG_2023_OBJECTIVE = Paper(
     "redberg2023improving",
-    "inproceedings",
     "Redberg, Rachel and Koskela, Antti and Wang, Yu-Xiang",
     "Improving the Privacy and Practicality of Objective Perturbation for Differentially Private Linear Learners",
-    2023,
     "NeurIPS",
 )
 

@@ -32,10 +32,8 @@ from hushgrad.guarantee import Guarantee
 
 _WANG_2018_REVISITING = Paper(
     "wang2018revisiting",
-    "inproceedings",
     "Wang, Yu-Xiang",
     "Revisiting Differentially Private Linear Regression: Optimal and Adaptive Prediction and Estimation in Unbounded Domain",
-    2018,
     "UAI",
     arxiv="1803.02596",
 )

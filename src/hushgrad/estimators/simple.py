@@ -64,14 +64,7 @@ class DPMedian(DPEstimator):
     """
 
     papers = (
-        Paper(
-            "mcsherry2007mechanism",
-            "inproceedings",
-            "McSherry, Frank and Talwar, Kunal",
-            "Mechanism Design via Differential Privacy",
-            2007,
-            "FOCS",
-        ),
+        Paper("mcsherry2007mechanism", "McSherry, Frank and Talwar, Kunal", "Mechanism Design via Differential Privacy", "FOCS"),
     )
     released: ClassVar = {**DPEstimator.released, "median_": "exponential mechanism"}
 

@@ -174,10 +174,8 @@ class RepeatAndSelect(Event):
     papers = (
         _papers.Paper(
             "papernot2022tuning",
-            "inproceedings",
             "Papernot, Nicolas and Steinke, Thomas",
             "Hyperparameter Tuning with {R\\'enyi} Differential Privacy",
-            2022,
             "ICLR",
             arxiv="2110.03620",
         ),

@@ -33,19 +33,15 @@ class AntiPGD(LowerToeplitz):
     papers = (
         _papers.Paper(
             "kalinin2026lambda",
-            "inproceedings",
             "Kalinin, Nikita P. and McKenna, Ryan and Pagh, Rasmus and Lampert, Christoph H.",
             "{DP-$\\lambda$CGD}: Efficient Noise Correlation for Differentially Private Model Training",
-            2026,
             "ICML",
             arxiv="2601.22334",
         ),
         _papers.Paper(
             "orvieto2022anticorrelated",
-            "inproceedings",
             "Orvieto, Antonio and Kersting, Hans and Proske, Frank and Bach, Francis and Lucchi, Aurelien",
             "Anticorrelated Noise Injection for Improved Generalization",
-            2022,
             "ICML",
             arxiv="2202.02831",
         ),

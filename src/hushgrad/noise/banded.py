@@ -52,10 +52,8 @@ class Banded(LowerToeplitz):
         _papers.CHOQUETTE_2023_AMPLIFIED,
         _papers.Paper(
             "kalinin2024banded",
-            "inproceedings",
             "Kalinin, Nikita P. and Lampert, Christoph H.",
             "Banded Square Root Matrix Factorization for Differentially Private Model Training",
-            2024,
             "NeurIPS",
             arxiv="2405.13763",
         ),

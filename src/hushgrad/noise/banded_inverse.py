@@ -35,10 +35,8 @@ class BandedInverse(LowerToeplitz):
     papers = (
         _papers.Paper(
             "kalinin2026back",
-            "inproceedings",
             "Kalinin, Nikita P. and McKenna, Ryan and Upadhyay, Jalaj and Lampert, Christoph H.",
             "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for Multi-Epoch Differentially Private {SGD}",
-            2026,
             "ICLR",
             arxiv="2505.12128",
         ),

@@ -44,10 +44,8 @@ class BLT(LowerToeplitz):
     papers = (
         _papers.Paper(
             "dvijotham2024efficient",
-            "inproceedings",
             "Dvijotham, Krishnamurthy and McMahan, H. Brendan and Pillutla, Krishna and Steinke, Thomas and Thakurta, Abhradeep",
             "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy",
-            2024,
             "FOCS",
             arxiv="2404.16706",
         ),

@@ -34,10 +34,8 @@ class Toeplitz(LongFilter):
     papers = (
         _papers.Paper(
             "fichtenberger2023constant",
-            "inproceedings",
             "Fichtenberger, Hendrik and Henzinger, Monika and Upadhyay, Jalaj",
             "Constant Matters: Fine-grained Error Bound on Differentially Private Continual Observation",
-            2023,
             "ICML",
             arxiv="2202.11205",
         ),

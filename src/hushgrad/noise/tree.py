@@ -54,11 +54,10 @@ class Tree(Mechanism):
         _papers.KAIROUZ_2021_PRACTICAL,
         _papers.Paper(
             "honaker2015efficient",
-            "misc",
             "Honaker, James",
             "Efficient Use of Differentially Private Binary Trees",
-            2015,
             "Theory and Practice of DP (TPDP)",
+            kind="misc",
         ),
     )
 

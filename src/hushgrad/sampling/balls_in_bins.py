@@ -28,13 +28,7 @@ class BallsInBins(Sampler):
 
     papers = (
         _papers.Paper(
-            "chua2025balls",
-            "inproceedings",
-            "Chua, Lynn and others",
-            "Balls-and-Bins Sampling for {DP-SGD}",
-            2025,
-            "AISTATS",
-            arxiv="2412.16802",
+            "chua2025balls", "Chua, Lynn and others", "Balls-and-Bins Sampling for {DP-SGD}", "AISTATS", arxiv="2412.16802"
         ),
     )
 

@@ -26,10 +26,8 @@ class FixedSize(Sampler):
     papers = (
         _papers.Paper(
             "balle2018subsampling",
-            "inproceedings",
             "Balle, Borja and Barthe, Gilles and Gaboardi, Marco",
             "Privacy Amplification by Subsampling: Tight Analyses via Couplings and Divergences",
-            2018,
             "NeurIPS",
             arxiv="1807.01647",
         ),

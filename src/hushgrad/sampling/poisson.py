@@ -61,10 +61,8 @@ class TruncatedPoisson(Sampler):
     papers = (
         _papers.Paper(
             "chua2024scalable",
-            "inproceedings",
             "Chua, Lynn and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin and Sinha, Amer and Zhang, Chiyuan",
             "Scalable {DP-SGD}: Shuffling vs. {Poisson} Subsampling",
-            2024,
             "NeurIPS",
             arxiv="2411.04205",
         ),

@@ -32,20 +32,18 @@ class PLD(Accountant):
     papers = (
         _papers.Paper(
             "sommer2019privacy",
-            "article",
             "Sommer, David M. and Meiser, Sebastian and Mohammadi, Esfandiar",
             "Privacy Loss Classes: The Central Limit Theorem in Differential Privacy",
-            2019,
             "Proceedings on Privacy Enhancing Technologies",
+            kind="article",
         ),
         _papers.Paper(
             "doroshenko2022connect",
-            "article",
             "Doroshenko, Vadym and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin",
             "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions",
-            2022,
             "Proceedings on Privacy Enhancing Technologies",
             arxiv="2207.04380",
+            kind="article",
         ),
     )
 

@@ -40,11 +40,10 @@ class Polyak(Average):
     papers = (
         _papers.Paper(
             "polyak1992acceleration",
-            "article",
             "Polyak, Boris T. and Juditsky, Anatoli B.",
             "Acceleration of Stochastic Approximation by Averaging",
-            1992,
             "SIAM Journal on Control and Optimization",
+            kind="article",
         ),
     )
 
@@ -66,10 +65,8 @@ class Tail(Average):
     papers = (
         _papers.Paper(
             "rakhlin2012making",
-            "inproceedings",
             "Rakhlin, Alexander and Shamir, Ohad and Sridharan, Karthik",
             "Making Gradient Descent Optimal for Strongly Convex Stochastic Optimization",
-            2012,
             "ICML",
             arxiv="1109.5647",
         ),
@@ -96,11 +93,10 @@ class EMA(Average):
     papers = (
         _papers.Paper(
             "de2022unlocking",
-            "misc",
             "De, Soham and Berrada, Leonard and Hayes, Jamie and Smith, Samuel L. and Balle, Borja",
             "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
-            2022,
             arxiv="2204.13650",
+            kind="misc",
         ),
     )
 
