@@ -103,13 +103,20 @@ def accumulated(node: Node) -> Tensor | None:
 
 
 def called(node: Node, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Apply the node's own formula; broadcast gradients are not summed yet. A custom function's node is not callable, but has ``apply``."""
+    """Apply the node's own formula: a gradient for each of its ``next_functions``; broadcast gradients are not summed yet.
+
+    A custom function's node is not callable, but has ``apply``, which returns something for arguments that are no tensors, too.
+    """
     _by_hand.append(node)
     try:
         made = node(*grads) if callable(node) else node.apply(*grads)
     finally:
         _by_hand.pop()
-    return made if isinstance(made, tuple) else (made,)
+    made = made if isinstance(made, tuple) else (made,)
+    if callable(node) or len(made) == len(node.next_functions):
+        return made
+    wanted = iter([g for g, needed in zip(made, node.needs_input_grad, strict=False) if needed])
+    return tuple(None if below is None else next(wanted, None) for below, _ in node.next_functions)
 
 
 class _Handles(dict[Any, Any]):

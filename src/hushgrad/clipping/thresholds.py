@@ -17,6 +17,7 @@ __all__ = [
     "MOST_CONSTANTS",
     "MOST_READINGS",
     "MOST_REPEATS",
+    "MOST_SHOWN",
     "MUCH_LARGER",
     "NEXT_PASSES",
     "OUTLIER",
@@ -71,6 +72,8 @@ SCHEDULE_VALUES = 8
 REPEAT_ONE_IN = 1000
 # How many proofs are repeated in all because a layer had no gradient in an earlier one.
 MOST_REPEATS = 8
+# How many examples are added to the few that a proof runs alone, if others have a gradient where these have none.
+MOST_SHOWN = 4
 # After this many proved lengths with the same layouts, a length between them needs no proof of its own.
 PROVED_LENGTHS = 3
 # How many readings of the inputs are tried at most.

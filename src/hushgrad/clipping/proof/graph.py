@@ -17,7 +17,7 @@ from hushgrad.clipping.layout import ROWS, Layout, layouts_of
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.tags import Exit, tagged
 
-__all__ = ["Border", "Frontier", "Graph", "Source", "Trail", "find", "is_mixed"]
+__all__ = ["Border", "Frontier", "Graph", "Source", "Trail", "find", "is_mixed", "operation"]
 
 Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on a path up from a source
 
@@ -64,6 +64,12 @@ def name_of(node: Node) -> str:
     """The node's name as used in trails."""
     name: str = node.name()
     return _ALIKE.get(name, name)
+
+
+def operation(name: str) -> str:
+    """The operation of a node of this name, if it is torch's own; a user's function may do anything under the same name."""
+    made, _, number = name.partition("Backward")
+    return made if number.isdigit() else ""
 
 
 class Source(NamedTuple):

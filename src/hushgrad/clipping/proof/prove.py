@@ -3,6 +3,7 @@
 1. The model runs without randomness over the batch, and over two or three of its examples alone, under one reading of the inputs after
    the other until these examples give what they give in the batch. Comparing the two runs' output sizes gives the outputs' layouts.
 2. In both runs tags find the owner of each row of each call. A layout counts if both agree; rows without a rule are tagged in each step.
+   If the few examples have no gradient where others have one, some of these others are added to them.
 3. What belongs to several examples is read where the graph first meets them: the frontier.
 4. The seal (:mod:`hushgrad.clipping.proof.seal`) compares with single examples, and removes and replaces examples.
 """
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
 from hushgrad.clipping.proof.batch_outputs import batch_outputs
@@ -25,8 +27,8 @@ from hushgrad.clipping.proof.inputs import Reading, leaves
 from hushgrad.clipping.proof.row_moves import Move, is_fixed
 from hushgrad.clipping.proof.shares import has_formula
 from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, Structure, pattern, sizes_of
-from hushgrad.clipping.proof.survey import Stage, rows_of, run_some, surveyed
-from hushgrad.clipping.proof.survey_notes import CallNotes, SurveyNotes, not_again, notes_of
+from hushgrad.clipping.proof.survey import Run, Stage, rows_of, run_some, surveyed
+from hushgrad.clipping.proof.survey_notes import CallNotes, SurveyNotes, not_again, notes_of, who_show
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.thresholds import MUCH_LARGER, crowd
 from hushgrad.errors import CaptureError
@@ -54,13 +56,34 @@ def prove(stage: Stage, inputs: Any, examples: int) -> tuple[Structure, bool] | 
     first = notes_of(stage, survey, layouts, partial(stage.run, inputs, examples))
     stage.kept = whole if examples >= MUCH_LARGER * few and first.is_plain and stage.keeps_nothing() else None
     del whole, survey
-    again = partial(run_some, stage, reading, inputs, which, examples)
-    some = some or again()
-    if some is None:
-        raise not_again()
-    second = notes_of(stage, surveyed(some, layouts, few, halves=False), layouts, again)  # the batch's survey has done that
+    alone = partial(_alone, stage, reading, inputs, layouts, examples=examples)
+    second = alone(which, some)
     del some
+    others = who_show(first, second)
+    if others:
+        which = torch.tensor(
+            [*which.tolist(), *others, *others[: len(which) + len(others) == examples]]
+        )  # not as many as the batch
+        second = alone(which)
     return _structure(stage, reading, inputs, layouts, first, second, beside), fixed
+
+
+def _alone(
+    stage: Stage,
+    reading: Reading,
+    inputs: Any,
+    layouts: tuple[Layout | None, ...],
+    which: Tensor,
+    run: Run | None = None,
+    *,
+    examples: int,
+) -> SurveyNotes:
+    """The survey of a pass over some of the examples, without a search for weak paths: the batch's survey has done that."""
+    again = partial(run_some, stage, reading, inputs, which, examples)
+    run = run or again()
+    if run is None:
+        raise not_again()
+    return notes_of(stage, surveyed(run, layouts, len(which), halves=False), layouts, again)
 
 
 # From surveys to a structure ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge
 from hushgrad.clipping._torch import Node, input_metadata, input_shape, rows_listed
 from hushgrad.clipping.layout import NOBODY
 from hushgrad.clipping.proof.digits import Owners
-from hushgrad.clipping.proof.graph import Border, Graph
+from hushgrad.clipping.proof.graph import Border, Graph, operation
 from hushgrad.clipping.proof.row_moves import Move, moves_of, sent
 
 __all__ = ["routed"]
@@ -127,8 +127,8 @@ def _kept(here: _Pass, node: Node, arrived: dict[int, Tensor]) -> dict[int, Tens
     """Row r is made of row r: its owner is the same, on every slot that does not lead into what is shared."""
     if not arrived:
         return {}
-    (name, _, number), shapes = node.name().partition("Backward"), [m.shape for m in input_metadata(node)]
-    if not number.isdigit():  # a user's function, which may do anything under such a name
+    name, shapes = operation(node.name()), [m.shape for m in input_metadata(node)]
+    if not name:
         raise LookupError(node.name())
     owners = next(iter(arrived.values()))
     if len(arrived) < len(shapes) or not all(torch.equal(owners, other) for other in arrived.values()):

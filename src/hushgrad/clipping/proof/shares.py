@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 from hushgrad.clipping._torch import Node, accumulated, called, input_shape, saved
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.finite_shares import Shares, finite_shares, nonfinite_rows, shares_one_by_one
-from hushgrad.clipping.proof.graph import Border
+from hushgrad.clipping.proof.graph import Border, operation
 from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.clipping.proof.survey import one_owner_each
 from hushgrad.clipping.pullback import pullback
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
 
 def has_formula(node: str, slot: int, layouts: Sequence[Layout | None]) -> bool:
     """Whether the shares of a frontier node of this name can be computed without calling it once for each example."""
-    name = node.split("Backward")[0]
+    name = operation(node)
     if len(layouts) != 1 or layouts[0] is None:
         return False
     known = name == "Expand" or name in _POINTWISE or (name in _BIASED and slot == 0) or name in ("Mm", "Addmm", "Embedding")
@@ -195,7 +195,7 @@ def _share(
     g, layout, examples = gs[0], border.layouts[0], reading.examples
     if len(gs) == 1 and g is not None and layout is not None and layout.regular:
         layout = layout.at(g.shape, examples)
-        name = border.node.name().split("Backward")[0]
+        name = operation(border.node.name())
         raw = _unsummed(border, name, g)
         if raw is not None and raw.shape == g.shape:
             made = _split(raw, layout, examples, shape)

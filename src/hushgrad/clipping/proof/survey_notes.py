@@ -6,6 +6,7 @@ what it will compare, frees the graph, and repeats the pass if it needs the grap
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,16 +14,17 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from hushgrad.clipping._torch import accumulated
-from hushgrad.clipping.layout import Layout
+from hushgrad.clipping.layout import Layout, layouts_of, stored
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Frontier, Graph, Source, Trail, find
 from hushgrad.clipping.proof.row_moves import moves_of, owners_at
 from hushgrad.clipping.proof.structure import Number, is_packed, numbered
 from hushgrad.clipping.proof.survey import Names, Run, Survey, graph_of
 from hushgrad.clipping.site import Site
+from hushgrad.clipping.thresholds import MOST_SHOWN
 from hushgrad.errors import CaptureError
 
-__all__ = ["CallNotes", "SurveyNotes", "not_again", "notes_of", "sources_of"]
+__all__ = ["CallNotes", "SurveyNotes", "not_again", "notes_of", "sources_of", "who_show"]
 
 
 class CallNotes(NamedTuple):
@@ -99,6 +101,22 @@ def notes_of(names: Names, survey: Survey, layouts: Sequence[Layout | None], aga
     return SurveyNotes(
         names, survey.examples, numbers, survey.owners, calls, order, run.nodes, run.order, moves, bare, layouts, again
     )
+
+
+def who_show(batch: SurveyNotes, some: SurveyNotes) -> list[int]:
+    """A few examples of the batch that have a gradient at calls to which none came back in a survey of some other examples."""
+    hidden = [
+        set(stored(own.each).unique().tolist())
+        for number, owners in batch.owners.items()
+        for own, other in zip(owners, some.owners.get(number, ()), strict=False)
+        if own.each is not None and own.clean and not other.proved and layouts_of(own.each, batch.examples)[0].regular
+    ]
+    found: list[int] = []
+    while hidden and len(found) < MOST_SHOWN:
+        counts = Counter(i for each in hidden for i in sorted(each) if i >= 0)
+        found += [i for i, _ in counts.most_common(1)]
+        hidden = [each for each in hidden if counts and found[-1] not in each]
+    return found
 
 
 def sources_of(stage: Names, run: Run, graph: Graph, shared: set[Number]) -> tuple[list[Source], set[str]]:
