@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import pytest
 from safetensors.torch import save
 
+from hushgrad.cli.main import main
 from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.erasure import destroy, finish, secrets_in
@@ -147,3 +148,29 @@ def test_half_written_files_are_told_from_the_users_own(tmp_path):
     with replacing(Path(tmp_path / "notes.txt")) as new:
         new.write_text("whole")
     assert mine.exists() and not left.exists()
+
+
+EARLIER = {
+    "checkpoint": {"reproducible": False, "plan": "p", "fingerprint": "f"},
+    "": {"reproducible": False, "plan": "p"},
+    "search": {},
+}
+
+
+@pytest.mark.parametrize("home", EARLIER)
+def test_keys_of_version_0_1_and_torn_ones_are_found_and_unknown_files_are_named(tmp_path, home, capsys):
+    """An unfinished run outlives the library's version, and a crash leaves half a key: most of the secret is still there."""
+    (tmp_path / "plan.json").write_text("{}")
+    path = tmp_path / home / "key.json"
+    path.parent.mkdir(exist_ok=True)
+    whole = json.dumps({"key": bytes(range(32)).hex(), **EARLIER[home]})
+    for content in (whole, whole[:-1], whole[:50]):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        assert secrets_in(tmp_path) == [path]
+        assert main(["key", "destroy", str(tmp_path)]) == 0 and not path.exists()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"key": "of my own"}')
+    capsys.readouterr()
+    assert main(["key", "destroy", str(tmp_path)]) == 0 and path.exists()
+    assert path.relative_to(tmp_path).as_posix() in capsys.readouterr().out

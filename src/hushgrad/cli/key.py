@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hushgrad import _check
 from hushgrad.cli._parser import Parser, say
-from hushgrad.release.erasure import destroy, finish, secrets_in
+from hushgrad.release.erasure import destroy, finish, secrets_in, unknown_in
 from hushgrad.release.owner import Owner
 
 _MARKS = ("plan.json", "tuning.json", "privacy.json", "reservation.json", "settled.json", "search/recipe.json")
@@ -42,8 +42,9 @@ def run(words: list[str]) -> int:
     held = [path.relative_to(folder).as_posix() for path in secrets]
     modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in zip(held, secrets, strict=True)}
     open_to_others = [name for name, mode in modes.items() if mode & 0o077]
-    content = {"run": str(folder), "held": held, "open_to_others": open_to_others}
-    say(options, content, _sentence(folder, held, open_to_others))
+    unknown = [path.relative_to(folder).as_posix() for path in unknown_in(folder)]
+    content = {"run": str(folder), "held": held, "open_to_others": open_to_others, "unknown": unknown}
+    say(options, content, _sentence(folder, held, open_to_others) + _doubt(unknown))
     return 1 if open_to_others else 0
 
 
@@ -53,3 +54,9 @@ def _sentence(folder: Path, held: list[str], open_to_others: list[str]) -> str:
     if held:
         return f"{folder}: the key is there, readable by its owner only ({', '.join(held)}). It is as secret as the data."
     return f"{folder}: no key. Nobody can subtract the noise; the run cannot go on."
+
+
+def _doubt(unknown: list[str]) -> str:
+    if not unknown:
+        return ""
+    return f" Left alone, because hushgrad did not write them or they are damaged: {', '.join(unknown)}. Look, and remove what is yours."

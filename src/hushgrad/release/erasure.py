@@ -25,7 +25,7 @@ from hushgrad.release.journal_frames import is_journal
 from hushgrad.release.keys import KEY, is_key
 from hushgrad.release.owner import LOCK, Owner
 
-__all__ = ["destroy", "erase", "finish", "secrets_in", "secrets_of"]
+__all__ = ["destroy", "erase", "finish", "secrets_in", "secrets_of", "unknown_in"]
 
 # The whole names of a run's files, of a search's with its trials', and of a server's: whatever is called otherwise is the user's own.
 _NAMES = r"key\.json|state\.safetensors|cohorts\.safetensors|journal|shard-\d+-\d+\.safetensors"
@@ -60,6 +60,13 @@ def secrets_in(folder: str | os.PathLike[str], *, linked: bool = True) -> list[P
     root = Path(folder)
     homes = [root / name for name in _HOMES if linked or not (root / name).is_symlink()]
     return sorted(path for home in (root, *homes, *_trials(root / "search", homes)) for path in secrets_of(home))
+
+
+def unknown_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Files with the name of a secret that no version wrote, or that are damaged: they are never erased, and a person must look."""
+    homes = (Path(folder), *(Path(folder) / name for name in _HOMES))
+    named = (path for home in homes if home.is_dir() for path in home.iterdir() if _NAMED.fullmatch(path.name))
+    return sorted(path for path in named if path.is_file() and not _is_secret(path))
 
 
 def _trials(home: Path, homes: list[Path]) -> list[Path]:

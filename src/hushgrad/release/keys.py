@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
@@ -29,6 +30,8 @@ _OPEN = (
 _GIVEN = "The run's key was given to it: that no other run has it is vouched for, not shown"
 _BYTES = 32
 _FIELDS = {"key": str, "reproducible": bool, "plan": str, "fingerprint": str, "wrapped": bool}
+_EARLIER = ({"key", "reproducible", "plan", "fingerprint"}, {"key", "reproducible", "plan"})  # version 0.1: a run, a server
+_BEGINNING = re.compile(rb'\{"key": "[0-9a-f]{32}')
 
 
 class RunKey:
@@ -181,12 +184,17 @@ def read_key(path: Path, *, plan: str, offered: RunKey | None = None) -> RunKey:
 
 
 def is_key(path: Path) -> bool:
-    """Whether :func:`write_key` wrote this file, by its fields: a file of another program may have its name."""
+    """Whether this or an earlier version wrote this file, by its fields: a file of another program may have its name."""
+    text = path.read_bytes()
+    begun = _BEGINNING.match(text) is not None
     try:
-        content = _check.parsed(path.read_bytes())
+        content = _check.parsed(text)
     except ValueError:
+        return begun  # cut off, with most of its key
+    if not isinstance(content, dict):
         return False
-    return isinstance(content, dict) and set(content) == set(_FIELDS)
+    searched = begun and set(content) == {"key"} and path.parent.name == "search"  # version 0.1
+    return searched or set(content) in (set(_FIELDS), *_EARLIER)
 
 
 def _content(path: Path) -> dict[str, Any]:
