@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from hushgrad.accounting import calibrate_noise
-from hushgrad.accounting.initial_guess import likely_noise
+from hushgrad.accounting.calibration_target import likely_noise
 from hushgrad.planner import scaling_law
 from hushgrad.planner.scaling_law import LAW, Law
 

@@ -32,7 +32,7 @@ from hushgrad.accounting import (
     trade_off,
 )
 from hushgrad.accounting.calibration import certified_calibration
-from hushgrad.accounting.initial_guess import likely_noise
+from hushgrad.accounting.calibration_target import likely_noise
 from hushgrad.accounting.pld import PLD
 from hushgrad.errors import ArgumentError, BudgetExceeded, NoTheorem
 from hushgrad.events import (

@@ -8,7 +8,7 @@ import pytest
 
 from hushgrad import Plan, planner
 from hushgrad.accounting import certified_calibration, delta_curve, epsilon
-from hushgrad.accounting.initial_guess import likely_factor
+from hushgrad.accounting.calibration_target import likely_factor
 from hushgrad.accounting.rdp import RDP, RDPLoss
 from hushgrad.events import Gaussian, Laplace, Relation
 from hushgrad.noise import optimise_blt

@@ -13,8 +13,8 @@ from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.batch_invariance import ROWS, require_batch_invariance
 from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
+from hushgrad.sampling.batch import Sizes
 from hushgrad.sampling.batch_loader import stamp
-from hushgrad.sampling.batch_sizes import Sizes
 from hushgrad.train import Plan, fit, make_private
 from hushgrad.train.invariant_sizes import InvariantSizes
 

@@ -14,7 +14,7 @@ from hushgrad.clipping import Capture, Flat, heavy_units, reduce
 from hushgrad.clipping.rules import linear
 from hushgrad.denoise import SVRG
 from hushgrad.errors import NotIsolated
-from hushgrad.sampling.batch_sizes import Sizes
+from hushgrad.sampling.batch import Sizes
 from hushgrad.testing import worst_record
 from hushgrad.train import Plan, make_private
 from hushgrad.train.invariant_sizes import InvariantSizes

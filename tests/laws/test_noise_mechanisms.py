@@ -39,7 +39,7 @@ from hushgrad.noise import (
     Toeplitz,
     Tree,
 )
-from hushgrad.noise.lower_bound import rmse_lower_bound
+from hushgrad.noise.error import rmse_lower_bound
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.optimise_dense import lower_factor, optimise_dense
 from hushgrad.noise.participation import Pattern, pattern_of
@@ -273,7 +273,7 @@ def test_blocks_bound_the_nuclear_norm_from_below(rate, monkeypatch):
     work = SGDWorkload(learning_rate=rate, momentum=0.5, weight_decay=1e-9)
     exact, _ = rmse_lower_bound(work, 200, Pattern(200, 1))
     rmse_lower_bound.cache_clear()
-    monkeypatch.setattr("hushgrad.noise.lower_bound._DENSE", 64)
+    monkeypatch.setattr("hushgrad.noise.error._DECOMPOSED", 64)
     block, how = rmse_lower_bound(work, 200, Pattern(200, 1))
     rmse_lower_bound.cache_clear()
     assert "blocks" in how and 0.6 * exact < block <= exact

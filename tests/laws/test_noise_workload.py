@@ -10,8 +10,8 @@ from hushgrad import Plan
 from hushgrad.errors import ArgumentError
 from hushgrad.events import CyclicPoisson, MinSep, Once
 from hushgrad.noise import BLT, Banded, Dense, PrefixSums, SGDWorkload, Tree
+from hushgrad.noise.error import error_form
 from hushgrad.noise.power_series import inverse, lower_toeplitz
-from hushgrad.noise.quadratic_error import error_form
 from hushgrad.recipes import Recipe
 
 WORKLOADS = [

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 
 from hushgrad import sampling
 from hushgrad.errors import ArgumentError, BudgetExceeded
+from hushgrad.sampling.batch import Sizes
 from hushgrad.sampling.batch_loader import stamp
-from hushgrad.sampling.batch_sizes import Sizes
 
 KEY = bytes(range(32))
 DATA = TensorDataset(torch.randn(40, 3, 2), torch.arange(40))

@@ -21,7 +21,7 @@ from pathlib import Path
 from pages import written
 
 from hushgrad.accounting import certified_calibration, epsilon
-from hushgrad.accounting.initial_guess import likely_noise
+from hushgrad.accounting.calibration_target import likely_noise
 from hushgrad.errors import HushgradError
 from hushgrad.events import Event, Gaussian
 

@@ -11,7 +11,7 @@
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
 | ``gaussian``, ``renyi``, ``renyi_sampled``, ``dp_statements``, ``renyi_conversion`` | the analyses that they share |
 | ``api``, ``tradeoff``, ``group``, ``odometer`` | epsilon, delta and what follows from them, as functions of an event |
-| ``calibration``, ``calibration_target``, ``bracketing``, ``initial_guess`` | which noise, rate or number of steps meets a budget |
+| ``calibration``, ``calibration_target``, ``bracketing`` | which noise, rate or number of steps meets a budget |
 | ``filters``, ``filter_rules``, ``reference_pool`` | budgets spent adaptively: does the next step still fit? |
 | ``participation`` | which theorem covers a way of sampling; every accountant asks here |
 | ``heuristics`` | every heuristic number, with its reason |

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from hushgrad import _papers
 from hushgrad.accounting._numeric import up
 from hushgrad.accounting.base import Accountant, Loss
-from hushgrad.accounting.basic import basic_epsilon
-from hushgrad.accounting.composition import Terms, share_of_delta
+from hushgrad.accounting.basic import Terms, basic_epsilon, share_of_delta
 from hushgrad.accounting.dp_statements import STATED, statement
 from hushgrad.accounting.heuristics import HEURISTICS
 from hushgrad.events import Event, Relation

@@ -14,8 +14,7 @@ from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import largest_integer
-from hushgrad.accounting.calibration_target import WIDEST, Budget, Question, excess
-from hushgrad.accounting.initial_guess import likely_noise
+from hushgrad.accounting.calibration_target import WIDEST, Budget, Question, excess, likely_noise
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
 

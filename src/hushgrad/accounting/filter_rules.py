@@ -12,7 +12,7 @@ from hushgrad._printed import above, at_most
 from hushgrad.accounting._numeric import smallest_true
 from hushgrad.accounting.api import loss_of
 from hushgrad.accounting.base import Loss
-from hushgrad.accounting.composition import Terms
+from hushgrad.accounting.basic import Terms
 from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.accounting.gdp import GDPLoss
 from hushgrad.accounting.heuristics import HEURISTICS

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from hushgrad import _check, _papers
-from hushgrad.denoise._scales import inverse_sizes
 from hushgrad.denoise.base import Denoiser, NoiseInfo, working_dtype
+from hushgrad.denoise.scale_first import inverse_sizes
 
 _SUM, _SQUARE = "sum.", "square."
 

@@ -55,17 +55,14 @@ class AntiPGD(LowerToeplitz):
         return (cls(), cls(damping=0.8))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
-        """damping^t."""
         return self._value() ** np.arange(steps, dtype=float)
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
-        """1, -damping, 0, 0, ..."""
         beta = np.zeros(steps)
         beta[:2] = (1.0, -self._value())[:steps]
         return beta
 
     def resolved(self, *, steps: int, participation: Participation) -> AntiPGD:
-        """``damping`` tuned for the rmse of prefix sums, if it was left open."""
         if self.damping is not None:
             return self
         best = tuned(lambda x: AntiPGD(damping=1 - x), steps, participation, low=1e-2 / steps, high=1.0)

@@ -129,11 +129,9 @@ class Banded(LowerToeplitz):
         return cls(bands=bands, loss=loss, workload=workload).resolved(steps=steps, participation=participation)
 
     def following(self, workload: Workload) -> Banded | None:
-        """This mechanism with ``workload``; None if its coefficients or its workload are fixed already."""
         return replace(self, workload=workload) if self.coefficients is None and self.workload is None else None
 
     def resolved(self, *, steps: int, participation: Participation) -> Banded:
-        """Coefficients optimised for this run, if they were left open."""
         steps = _check.positive_int(steps=steps)
         if self.bands > steps:
             _check.fail("bands", self.bands, f"to be at most steps={steps}", "Use fewer bands.")
@@ -144,13 +142,11 @@ class Banded(LowerToeplitz):
         return replace(self, coefficients=found, workload=None)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
-        """c_0, ..., c_{bands-1}, 0, 0, ..."""
         c = np.zeros(_check.positive_int(steps=steps))
         c[: self.bands] = self._value()[:steps]
         return c
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
-        """The inverse series."""
         return inverse(np.array(self._value()), _check.positive_int(steps=steps))
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
@@ -161,7 +157,6 @@ class Banded(LowerToeplitz):
         return BandedStream(source, lambda t: c, steps=known_steps(steps))
 
     def state_size(self, *, steps: int) -> int:
-        """The last bands - 1 rows."""
         return self.bands - 1
 
     def _amplified(self, noise_multiplier: float, participation: Participation, steps: int) -> Event | None:

@@ -51,11 +51,9 @@ class BandedInverse(LowerToeplitz):
         return (cls(bands=4), cls(bands=2, exponent=0.7))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
-        """1 / the cut series."""
         return inverse(binomial(self.exponent, self.bands), _check.positive_int(steps=steps))
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
-        """(1 - x)^exponent, cut."""
         beta = np.zeros(_check.positive_int(steps=steps))
         beta[: self.bands] = binomial(self.exponent, self.bands)[:steps]
         return beta
@@ -71,5 +69,4 @@ class BandedInverse(LowerToeplitz):
         return filter_stream(self, source, steps, taps=self.bands)
 
     def state_size(self, *, steps: int) -> int:
-        """The rows that are computed ahead of their step; the past is regenerated."""
         return filter_state(min(self.bands, _check.positive_int(steps=steps)))

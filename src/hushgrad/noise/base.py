@@ -27,7 +27,7 @@ import numpy as np
 from hushgrad import _check
 from hushgrad._value import Value
 from hushgrad.events import Event, Gaussian, Participation
-from hushgrad.noise.lower_bound import rmse_lower_bound
+from hushgrad.noise.error import rmse_lower_bound
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
 from hushgrad.noise.workload import AnyWorkload, Workload, as_workload

@@ -64,7 +64,6 @@ class BLT(LowerToeplitz):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """Suggested for a fixed order, with two to four buffers."""
         for buffers in (2, 3, 4) if run.rate is None else ():
             why = f"{buffers} buffers cancel noise over the whole run; no sampling assumption."
             workload = None if run.workload is None else as_workload(run.workload, run.steps)
@@ -117,11 +116,9 @@ class BLT(LowerToeplitz):
         return cls(buffers=buffers, loss=loss, workload=workload).resolved(steps=steps, participation=participation)
 
     def following(self, workload: Workload) -> BLT | None:
-        """This mechanism with ``workload``; None if its decays or its workload are fixed already."""
         return replace(self, workload=workload) if self.decay is None and self.workload is None else None
 
     def resolved(self, *, steps: int, participation: Participation) -> BLT:
-        """Decays optimised for this run, if they were left open."""
         if self.decay is not None:
             return self
         steps = _check.positive_int(steps=steps)
@@ -162,7 +159,6 @@ class BLT(LowerToeplitz):
         return BufferStream(source, self._decays()[0].tolist(), self.weights[0].tolist(), steps=known_steps(steps))
 
     def state_size(self, *, steps: int) -> int:
-        """One number per buffer."""
         return self.buffers
 
     def _is_open(self) -> bool:

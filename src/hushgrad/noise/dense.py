@@ -56,7 +56,6 @@ class Dense(Mechanism):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """Suggested for a fixed order, if the run is short."""
         if run.participation is not None and run.steps > _OPTIMISED:
             yield Skipped("Dense", f"The best matrix is optimised for at most {_OPTIMISED} steps here; BLT comes close to it.")
         elif run.participation is not None:
@@ -106,7 +105,6 @@ class Dense(Mechanism):
         return _optimum(work, steps, loss, Once() if participation is None else participation)
 
     def strategy(self, steps: int) -> np.ndarray:
-        """The leading ``steps`` x ``steps`` block of C."""
         steps = self._fit(steps)
         C = np.zeros((steps, steps))
         for t, row in enumerate(self.matrix[:steps]):
@@ -114,7 +112,6 @@ class Dense(Mechanism):
         return C
 
     def noising(self, steps: int) -> np.ndarray:
-        """C⁻¹, by forward substitution."""
         C = self.strategy(steps)
         return np.tril(scipy.linalg.solve_triangular(C, np.eye(len(C)), lower=True))
 
@@ -127,7 +124,6 @@ class Dense(Mechanism):
         return dense_unit_error(self.noising(steps), workload)
 
     def row_std(self, step: int, *, steps: int) -> float:
-        """The norm of row ``step`` of C⁻¹."""
         step, steps = _check.integer(0, step=step), self._fit(steps)
         if step >= steps:
             _check.fail("step", step, f"to be less than steps={steps}", "Ask for a row of the run.")
@@ -141,7 +137,6 @@ class Dense(Mechanism):
         return DenseStream(source, lambda t: noising[t, : t + 1].tolist(), steps=len(noising))
 
     def state_size(self, *, steps: int) -> int:
-        """The rows that are computed ahead of their step; the past is regenerated."""
         return filter_state(self._fit(steps))
 
     def _fit(self, steps: int) -> int:

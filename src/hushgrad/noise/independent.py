@@ -50,15 +50,12 @@ class Independent(LowerToeplitz):
             yield Suggestion(name="Independent", make=cls, why="Needs no sampling and no state, and cancels no noise.", work=1)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
-        """1, 0, 0, ..."""
         return np.asarray(np.eye(1, steps)[0])
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
-        """1, 0, 0, ..."""
         return np.asarray(np.eye(1, steps)[0])
 
     def stream(self, source: Any, *, steps: int | None = None) -> NoiseStream:
-        """Row t is z_t itself."""
         from hushgrad.noise.streams import IndependentStream
 
         return IndependentStream(source, steps=steps)

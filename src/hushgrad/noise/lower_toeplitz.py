@@ -57,7 +57,6 @@ class LowerToeplitz(Mechanism):
         return toeplitz_unit_error(self.noising_coefficients(_check.positive_int(steps=steps)), workload)
 
     def row_std(self, step: int, *, steps: int) -> float:
-        """sqrt(sum_{j <= step} beta_j²)."""
         step, steps = _check.integer(0, step=step), _check.positive_int(steps=steps)
         if step >= steps:
             _check.fail("step", step, f"to be less than steps={steps}", "Ask for a row of the run.")
@@ -80,7 +79,6 @@ class LongFilter(LowerToeplitz):
         return filter_stream(self, source, steps)
 
     def state_size(self, *, steps: int) -> int:
-        """The rows that are computed ahead of their step; the past is regenerated."""
         return filter_state(_check.positive_int(steps=steps))
 
 

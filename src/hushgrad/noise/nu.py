@@ -51,7 +51,6 @@ class Nu(LongFilter):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """Suggested for a fixed order, if the run is not long."""
         if run.rate is None:
             yield regenerating(cls, "Nu", "The damped square root", run)
 
@@ -63,15 +62,12 @@ class Nu(LongFilter):
             object.__setattr__(self, "nu", _check.between(0, 1, closed="left", nu=self.nu))
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
-        """(1 - (1 - nu) x)^(-1/2)."""
         return binomial(-0.5, steps, 1 - self._value())
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
-        """(1 - (1 - nu) x)^(1/2)."""
         return binomial(0.5, steps, 1 - self._value())
 
     def resolved(self, *, steps: int, participation: Participation) -> Nu:
-        """``nu`` tuned for the rmse of prefix sums, if it was left open."""
         if self.nu is not None:
             return self
         return replace(self, nu=tuned(lambda nu: Nu(nu=nu), steps, participation, low=1e-2 / steps, high=0.9))

@@ -2,7 +2,7 @@
 
 With beta = 1 / C(x), b = beta / (1 - x) (prefix sums of the noise) and y = C x (participation comb), the loss is
 log sum_t (n - t) b_t² + log ||y||². A change dc changes b by -(b * beta * dc), so the gradient is one correlation. For another
-workload the first term is log betaᵀ M beta (quadratic_error.py), and dc changes beta by -(beta * beta * dc).
+workload the first term is log betaᵀ M beta (``error_form``), and dc changes beta by -(beta * beta * dc).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import scipy
 
+from hushgrad.noise.error import error_form
 from hushgrad.noise.power_series import binomial, correlate, inverse, multiply
-from hushgrad.noise.quadratic_error import error_form
 from hushgrad.noise.workload import Workload
 
 _Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]  # of c: the loss and its gradient

@@ -10,7 +10,7 @@ b_t = a + sum_j g_j q_j^t with a, g_j > 0. Every sum below has positive terms on
 
 With p = exp(-rate) the differences are expm1's; the rates are parametrised by the logarithms of their increments, so that
 every parameter vector is a valid mechanism, and the gradient is exact: one complex-step evaluation per parameter, all in
-one batch. For workloads other than prefix sums the error is betaᵀ M beta (quadratic_error.py), beta the series of C⁻¹: M meets its
+one batch. For workloads other than prefix sums the error is betaᵀ M beta (``error_form``), beta the series of C⁻¹: M meets its
 real part only, since M (beta + i d) gives 2 d M beta as the imaginary part of the error, to first order.
 
 References: Dvijotham et al. 2024 (arXiv:2404.16706) for BLT, McMahan et al. 2024 (2408.08868) for min-sep.
@@ -22,9 +22,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from hushgrad.noise.error import Form, error_form
 from hushgrad.noise.minimise import bfgs
 from hushgrad.noise.participation import Pattern
-from hushgrad.noise.quadratic_error import Form, error_form
 from hushgrad.noise.workload import Workload
 
 _SLOWEST = 1e-4  # smallest rate x steps: below, 1 - r^n is lost to rounding and the search would find a false optimum

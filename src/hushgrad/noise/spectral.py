@@ -64,7 +64,6 @@ class Spectral(LongFilter):
         return inverse(self.noising_coefficients(steps), steps)
 
     def noising_coefficients(self, steps: int) -> np.ndarray:
-        """The first ``steps`` coefficients of the minimum-phase filter, beta_0 = 1."""
         steps = _check.positive_int(steps=steps)
         beta = np.zeros(steps)
         filter_ = _minimum_phase(self)[:steps]  # on a grid longer than the filter's memory: what is beyond is 0

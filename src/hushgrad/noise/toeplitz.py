@@ -49,7 +49,6 @@ class Toeplitz(LongFilter):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """Suggested for a fixed order, if the run is not long."""
         if run.rate is None:
             yield regenerating(cls, "Toeplitz", "The square root of prefix sums", run)
 

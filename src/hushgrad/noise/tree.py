@@ -73,7 +73,6 @@ class Tree(Mechanism):
 
     @classmethod
     def suggestions(cls, run: Run) -> Iterator[Suggestion | Skipped]:
-        """Suggested for a fixed order, unless the run is very long."""
         if run.rate is None and run.steps <= _ANALYSED:
             levels = math.ceil(math.log2(run.steps + 1))
             why = "The classical tree of partial sums; no sampling assumption."

@@ -23,7 +23,7 @@ from typing import Any
 
 from hushgrad import _check
 from hushgrad.accounting.calibration import calibrate_noise
-from hushgrad.accounting.initial_guess import likely_noise
+from hushgrad.accounting.calibration_target import likely_noise
 from hushgrad.events import Relation
 
 LENGTH = 512  # tokens of a text, in all runs of the paper

@@ -13,7 +13,7 @@ from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Gaussian, Relation
 from hushgrad.noise.base import Mechanism
-from hushgrad.noise.quadratic_error import LONGEST_SCHEDULE
+from hushgrad.noise.error import LONGEST_SCHEDULE
 from hushgrad.noise.workload import SGDWorkload
 from hushgrad.train.plan import Plan
 

@@ -39,7 +39,6 @@ class BallsInBins(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One throw for all epochs, and one for each."""
         return (cls(bins=4, epochs=3), cls(bins=4, epochs=3, fresh=True))
 
     def __post_init__(self) -> None:
@@ -47,11 +46,9 @@ class BallsInBins(Sampler):
         self._keep(bins=promise.bins, epochs=promise.epochs, steps=promise.bins * promise.epochs)
 
     def participation(self) -> events.BallsInBins:
-        """BallsInBins(bins, epochs, fresh)."""
         return events.BallsInBins(bins=self.bins, epochs=self.epochs, fresh=self.fresh)
 
     def meant_for(self, batch_size: float) -> float:
-        """``bins`` times ``batch_size``."""
         return self.bins * batch_size
 
     def dealer(self, n: int, draws: Draws) -> Deal:

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal
-from hushgrad.sampling.batch import Batch, Smallest, TensorBatch, empty_like
-from hushgrad.sampling.batch_sizes import AS_THEY_COME, Sizes
+from hushgrad.sampling.batch import AS_THEY_COME, Batch, Sizes, Smallest, TensorBatch, empty_like
 from hushgrad.sampling.collate_checks import SmallestRow, grown_dim, keeps_apart, read_alone, sizes_apart, smallest
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.seeds import Seeds

@@ -41,11 +41,9 @@ class CyclicPoisson(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One instance."""
         return (cls(period=4, rate=0.4, steps=12),)
 
     def participation(self) -> events.CyclicPoisson:
-        """CyclicPoisson(period, rate)."""
         return events.CyclicPoisson(period=self.period, rate=self.rate)
 
     def meant_for(self, batch_size: float) -> float:

@@ -39,7 +39,6 @@ class FixedSize(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One instance."""
         return (cls(size=7, dataset_size=30, steps=12),)
 
     def __post_init__(self) -> None:
@@ -48,18 +47,14 @@ class FixedSize(Sampler):
 
     @property
     def most(self) -> int:
-        """``size``."""
         return self.size
 
     def participation(self) -> events.FixedSize:
-        """FixedSize(dataset_size, size)."""
         return events.FixedSize(dataset_size=self.dataset_size, size=self.size)
 
     def meant_for(self, batch_size: float) -> float:
-        """``dataset_size``, whatever the batch size."""
         return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:
-        """Step t draws its own subset, from its own generator."""
         _check_size(n, self.dataset_size)
         return lambda step: uniform_subset(n, self.size, draws.at(step))

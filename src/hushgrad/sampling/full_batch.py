@@ -22,18 +22,14 @@ class FullBatch(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One instance."""
         return (cls(steps=5),)
 
     def participation(self) -> events.Everyone:
-        """Everyone()."""
         return events.Everyone()
 
     def meant_for(self, batch_size: float) -> float:
-        """``batch_size``: the batch is the data set."""
         return batch_size
 
     def dealer(self, n: int, draws: Draws) -> Deal:
-        """All records, in each step."""
         everyone = np.arange(n)
         return lambda step: everyone

@@ -9,9 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from hushgrad import _check
 from hushgrad.sampling.base import Sampler
-from hushgrad.sampling.batch import Batch
+from hushgrad.sampling.batch import AS_THEY_COME, Batch, Sizes
 from hushgrad.sampling.batch_loader import BatchLoader, Hands, Steps
-from hushgrad.sampling.batch_sizes import AS_THEY_COME, Sizes
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.units import Grouping, Units
 

@@ -34,19 +34,15 @@ class Poisson(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """A low and a high rate."""
         return (cls(rate=0.2, steps=12), cls(rate=0.9, steps=12))
 
     def participation(self) -> events.Poisson:
-        """Poisson(rate)."""
         return events.Poisson(self.rate)
 
     def meant_for(self, batch_size: float) -> float:
-        """``batch_size`` / ``rate``."""
         return batch_size / self.rate
 
     def dealer(self, n: int, draws: Draws) -> Deal:
-        """Step t draws its own subset, from its own generator."""
         return partial(draws.poisson_subset_at, n, self.rate)
 
 
@@ -78,20 +74,16 @@ class TruncatedPoisson(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """One whose batches are often cut."""
         return (cls(rate=0.25, size=9, dataset_size=30, steps=12),)
 
     @property
     def most(self) -> int:
-        """``size``."""
         return self.size
 
     def participation(self) -> events.TruncatedPoisson:
-        """TruncatedPoisson(rate, dataset_size, size)."""
         return events.TruncatedPoisson(rate=self.rate, dataset_size=self.dataset_size, size=self.size)
 
     def meant_for(self, batch_size: float) -> float:
-        """``dataset_size``, whatever the batch size."""
         return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:

@@ -51,7 +51,6 @@ class RoundRobin(Sampler):
 
     @classmethod
     def examples(cls) -> tuple[Sampler, ...]:
-        """Shuffled, and in the data set's order."""
         return (cls(batch_size=8, dataset_size=30, epochs=3), cls(batch_size=8, dataset_size=30, epochs=3, shuffle=False))
 
     def __post_init__(self) -> None:
@@ -69,7 +68,6 @@ class RoundRobin(Sampler):
 
     @property
     def most(self) -> int:
-        """``batch_size``."""
         return self.batch_size
 
     def participation(self) -> events.MinSep:
@@ -77,7 +75,6 @@ class RoundRobin(Sampler):
         return events.MinSep(gap=self.steps_per_epoch, times=self.epochs)
 
     def meant_for(self, batch_size: float) -> float:
-        """``dataset_size``, whatever the batch size."""
         return float(self.dataset_size)
 
     def dealer(self, n: int, draws: Draws) -> Deal:

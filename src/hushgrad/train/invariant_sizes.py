@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from hushgrad.clipping import Capture
 from hushgrad.clipping.batch_invariance import ROWS, request_batch_invariance
 from hushgrad.errors import CaptureError, NotIsolated
-from hushgrad.sampling.batch import Smallest
-from hushgrad.sampling.batch_sizes import Sizes
+from hushgrad.sampling.batch import Sizes, Smallest
 
 __all__ = ["InvariantSizes", "OneLength"]
 

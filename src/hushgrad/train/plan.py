@@ -195,7 +195,7 @@ class Plan(PlanConstructors, _Description):
     def calibrated(self, *, epsilon: float, accountant: str | Accountant = "pld") -> Plan:
         """This plan with the smallest noise multiplier whose guarantee is at most (``epsilon``, delta)."""
         from hushgrad import accounting
-        from hushgrad.accounting.initial_guess import likely_factor
+        from hushgrad.accounting.calibration_target import likely_factor
 
         epsilon = _check.positive(epsilon=epsilon)
         if self.before is not None:

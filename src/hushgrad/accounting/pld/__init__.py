@@ -9,7 +9,7 @@ Three layers, arrows down only (import-linter): ``search`` -> ``bounds`` -> ``pr
 | ``bounds/``: ``compose`` | the tilted FFT and its error bounds |
 | ``bounds/``: ``blend_steps``, ``merge_steps`` | near-equal steps rounded to one, on the safe side |
 | ``bounds/``: ``convex_order``, ``allocation``, ``replace_one_allocation`` | the profile of a whole run over balls in bins |
-| ``search/``: ``saddle_point``, ``grid_step``, ``epsilon_bounds``, ``delta_bounds`` | the choice of tilt, window and step for a question |
+| ``search/``: ``saddle_point``, ``error_allowance``, ``epsilon_bounds``, ``delta_bounds`` | tilt, window and step for a question |
 | ``loss``, ``leaves``, ``accountant`` | the loss object, the analysis of each event, ``PLD`` |
 """
 

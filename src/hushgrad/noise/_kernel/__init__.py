@@ -13,9 +13,8 @@ import numpy as np
 from hushgrad import native
 from hushgrad.noise import _box_muller
 from hushgrad.noise._aes_ctr import KeyStream
-from hushgrad.noise._kernel.base import Kernel
+from hushgrad.noise._kernel.base import Kernel, NumpyKernel
 from hushgrad.noise._kernel.c_kernel import CKernel
-from hushgrad.noise._kernel.numpy_kernel import NumpyKernel
 from hushgrad.noise._kernel.operands import ARITHMETIC, DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, Rounding, SolvedRows
 
 __all__ = [

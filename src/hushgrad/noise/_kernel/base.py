@@ -1,10 +1,10 @@
-"""``Kernel``: the operations that draw noise, with default implementations by the basic ones."""
+"""``Kernel``: the operations that draw noise, with default implementations by the basic ones; ``NumpyKernel``: these in numpy."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -125,3 +125,40 @@ def _rounded(sums: np.ndarray, noise: np.ndarray, spread: np.ndarray, h: float, 
     n = np.rint(v)
     error = off.relative * spread + off.absolute
     return n * h, (0.5 - np.abs(v - n) - error > 0) & (spread <= off.far)
+
+
+@final
+class NumpyKernel(Kernel):
+    """Plain numpy: the reference whose bits the C library must reproduce."""
+
+    name = "numpy"
+
+    def gaussians(self, words: np.ndarray, out: np.ndarray) -> None:
+        _box_muller.gaussians(words, out)
+
+    def emit(self, x: np.ndarray, scale: float, out: np.ndarray, fresh: bool) -> None:
+        if fresh:
+            np.multiply(x, x.dtype.type(scale), out=out)
+        else:
+            out += x * x.dtype.type(scale)
+
+    def combine(self, weights: np.ndarray, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        term = np.empty_like(out[0])
+        for h, part in enumerate(parts):
+            for k, weight in enumerate(weights[:, h]):
+                if weight != 0:
+                    out[k] += np.multiply(part, weight, out=term)
+
+    def solve(self, inner: np.ndarray, diagonal: np.ndarray, x: np.ndarray) -> None:
+        for k in range(len(x)):
+            self.combine(inner[k : k + 1, :k], list(x[:k]), x[k : k + 1])
+            x[k] /= diagonal[k]
+
+    def buffers(self, z: np.ndarray, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        x, term = z.copy(), np.empty_like(z)
+        for w, s in zip(row.weight, row.state, strict=True):
+            x -= np.multiply(s, w, out=term)
+        for d, s in zip(row.decay, row.state, strict=True):
+            s *= d
+            s += x
+        self.emit(x, row.scale, out, fresh)
