@@ -76,3 +76,27 @@ def test_a_proof_on_the_batch_itself_changes_no_bit(seed, certified):
     assert torch.equal(known.raw_norms, anew.raw_norms)
     assert torch.equal(known.raw_weights, anew.raw_weights)
     assert all(torch.equal(known.raw_sums[name], anew.raw_sums[name]) for name in known.raw_sums)
+
+
+class Now:
+    """Draws the lot by which a whole proof is repeated."""
+
+    random = staticmethod(lambda: 0.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("tiny", [False, True])
+def test_a_proof_that_is_repeated_on_records_without_gradients_forgets_nothing(seed, tiny):
+    model, x, y = drawn(seed)
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    before, known = collected(capture, model, x.abs(), y), capture._root.known
+    (proved,), lot = known.every(), capture._root._lot
+    capture._root._lot = Now()
+    collected(capture, model, -x.abs()[: 3 if tiny else 8], y[: 3 if tiny else 8])
+    capture._root._lot = lot
+    (kept,) = known.every()
+    assert kept.places == proved.places and kept.frontier == proved.frontier and kept.most >= proved.most
+    after = collected(capture, model, x.abs(), y)
+    assert torch.equal(before.raw_norms, after.raw_norms)
+    assert all(torch.equal(before.raw_sums[name], after.raw_sums[name]) for name in before.raw_sums)

@@ -82,6 +82,23 @@ class Structure(NamedTuple):
         routes = (self.moves is None) == (other.moves is None) and self.around == other.around and self.ways == other.ways
         return mine == its and ends == others and routes and self.bare == other.bare and self.exits_alike(other)
 
+    def shows_less_than(self, other: Structure) -> bool:
+        """Whether this is what a proof of the other one finds on data with fewer gradients: wherever it differs, none came back."""
+        mine, its = ((s.reading, s.sizes, s.exits, s.bare, s.order, s.nodes is None, s.around, s.ways) for s in (self, other))
+        fewer = (self.nodes or frozenset()) <= (other.nodes or frozenset())
+        if mine != its or not fewer or not _move_less(self.moves, other.moves):
+            return False
+        unlike = {n for n, place in self.places.items() if (place, self.shapes[n]) != (other.places[n], other.shapes[n])}
+        if not all(self.places[n].faint for n in unlike):
+            return False
+        ends, others = self.frontier.ends, other.frontier.ends
+        missing = others.keys() - ends.keys()
+        if not missing <= self.frontier.ways - self.frontier.mixed or any(others.get(t, e) != e for t, e in ends.items()):
+            return False
+        known = {trail[0] for trail in others}
+        beyond = [trail for trail in ends if trail[0] in known and trail not in others]
+        return bool(unlike or missing) and all(any(t[: len(m)] == m for m in missing) for t in beyond)
+
     def exits_alike(self, other: Structure) -> bool:
         """Whether the outputs have the examples in the same places."""
         return [e and e[:2] for e in self.exits] == [e and e[:2] for e in other.exits]
@@ -110,6 +127,14 @@ class Structure(NamedTuple):
     def holds(self, calls: dict[Number, Call], examples: int) -> bool:
         """Whether each of these calls was proved, with the same sizes."""
         return _sized(calls.values(), map(self.shapes.get, calls), examples)
+
+
+def _move_less(mine: tuple[Move, ...] | None, its: tuple[Move, ...] | None) -> bool:
+    """Whether these are the same moves of rows, some of which show nothing of them."""
+    if mine is None or its is None or [m.name for m in mine] != [m.name for m in its]:
+        return mine is its
+    pairs = [pair for a, b in zip(mine, its, strict=True) for pair in zip((*a[1], *a[2]), (*b[1], *b[2]), strict=False)]
+    return all(a is None or a == b for a, b in pairs)
 
 
 def _sized(calls: Iterable[Call], patterns: Iterable[tuple[Pattern, ...] | None], examples: int) -> bool:

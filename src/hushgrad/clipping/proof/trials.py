@@ -1,4 +1,4 @@
-"""Runs the proofs of one capture, and raises an error if one fails."""
+"""Runs the proofs of one capture."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
-from hushgrad.clipping.isolation_check import culprit
 from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.clipping.proof.call_trace import after_all
 from hushgrad.clipping.proof.changed_weights import beyond, is_lifted, nudged, overturned, switched, switches
-from hushgrad.clipping.proof.fixed_randomness import ALMOST_ONE, Draws, FixedRandomness, as_it_was, draw_from, host_draws
+from hushgrad.clipping.proof.fixed_randomness import ALMOST_ONE, Draws, FixedRandomness, draw_from, host_draws
 from hushgrad.clipping.proof.influence import swayed
 from hushgrad.clipping.proof.input_variants import finite, jittered, shuffled, tamed
-from hushgrad.clipping.proof.inputs import leaves, readings
-from hushgrad.clipping.proof.messages import differentiated, disproportionate, exchanged, refusal
-from hushgrad.clipping.proof.proof_passes import ProofPasses
+from hushgrad.clipping.proof.inputs import data_of, leaves, readings
 from hushgrad.clipping.proof.prove import prove
+from hushgrad.clipping.proof.refusals import Failure, Refusals
 from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
@@ -33,15 +29,7 @@ from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 __all__ = ["Trials"]
 
 
-class _Failure(NamedTuple):
-    """Why a proof failed: what broke the seal (None: no reading of the inputs explains the outputs), or an exception."""
-
-    problem: Broken | None
-    error: HushgradError | None
-    drawn: frozenset[str]
-
-
-class Trials(ProofPasses):
+class Trials(Refusals):
     """Proves passes of a model, by :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
 
     # Proofs ----------------------------------------------------------------------------------------------------------------
@@ -66,7 +54,7 @@ class Trials(ProofPasses):
         """The same for a batch of one example, from which batches of three are made."""
         return self._proved_somehow(self._tried_thrice, inputs, 1)
 
-    def _proved_somehow(self, attempt: Callable[[Any], Structure | _Failure], inputs: Any, B: int) -> Structure:
+    def _proved_somehow(self, attempt: Callable[[Any], Structure | Failure], inputs: Any, B: int) -> Structure:
         """The result of the first attempt, or of two others if it fails.
 
         One attempt moves the weights a little but keeps random choices: within its batch a value may round to the other side of a kink (of
@@ -75,21 +63,21 @@ class Trials(ProofPasses):
         """
         choices, first = self._lot.getstate(), attempt(finite(inputs))
         again = first
-        if isinstance(first, _Failure) and first.problem is not None and not first.problem.influence:
+        if isinstance(first, Failure) and first.problem is not None and not first.problem.influence:
             self._lot.setstate(choices)
             with nudged(self._capture.trained.values()):
                 again = attempt(finite(inputs))
-        tame = tamed(inputs) if isinstance(again, _Failure) else None
+        tame = tamed(inputs) if isinstance(again, Failure) else None
         again = again if tame is None else attempt(tame)
         self._give_back()
         if isinstance(again, Structure):
             return again
-        assert isinstance(first, _Failure)
+        assert isinstance(first, Failure)
         self._refuse(finite(inputs), B, first)
 
-    def _tried_thrice(self, inputs: Any) -> Structure | _Failure:
+    def _tried_thrice(self, inputs: Any) -> Structure | Failure:
         """An example, and two similar ones."""
-        first: _Failure | None = None
+        first: Failure | None = None
         for reading in readings(inputs, 1):
             three = reading.only(inputs, torch.tensor([0, 0, 0]), 1)
             three = reading.changed(three, {1: lambda t, _: jittered(t), 2: lambda t, _: jittered(jittered(t))}, 3)
@@ -107,7 +95,7 @@ class Trials(ProofPasses):
         with self._proving(FixedRandomness()):
             problem = swayed(self, structure, inputs, B, self._lot) if self._seal else None
         if problem is not None:
-            self._refuse(inputs, B, _Failure(Broken(problem, influence=True), None, frozenset()))
+            self._refuse(inputs, B, Failure(Broken(problem, influence=True), None, frozenset()))
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
         """Whether some reading of the inputs explains the outputs for this number of examples."""
@@ -115,13 +103,13 @@ class Trials(ProofPasses):
             return prove(self, finite(inputs), B) is not None
         return False
 
-    def _tried(self, inputs: Any, B: int, known: Structure | None = None) -> Structure | _Failure:
+    def _tried(self, inputs: Any, B: int, known: Structure | None = None) -> Structure | Failure:
         """The first way in which the outputs may hold the examples that can be proved; otherwise why the plain one fails."""
         require_unmerged(self.model)
-        failed: _Failure | None = None
+        failed: Failure | None = None
         for opening in self._openings(inputs, B):
             self.opening = opening
-            found = self._tried_so(inputs, B, known)
+            found = self._tried_so(inputs, B, known, self._alike(inputs))
             if isinstance(found, Structure):
                 return found
             failed = found if opening is None else failed
@@ -138,14 +126,22 @@ class Trials(ProofPasses):
             shapes = [y.shape for y in self.alone(inputs)[0]]
         yield from openings(shapes, tensors, B)
 
-    def _tried_so(self, inputs: Any, B: int, known: Structure | None) -> Structure | _Failure:
-        quiet = FixedRandomness()
+    def _alike(self, inputs: Any) -> list[Structure]:
+        """All that were proved for such inputs."""
+        return self._known.proved(self._attributes.key([*map(data_of, leaves(inputs))]))
+
+    def _tried_so(self, inputs: Any, B: int, known: Structure | None, alike: list[Structure]) -> Structure | Failure:
+        """Prove and seal; of two structures that differ because these data have fewer gradients, the one that was proved before."""
+        quiet, more = FixedRandomness(), None
         self.traces = []
         try:
             with self._proving(quiet):
                 found = prove(self, inputs, B)
                 if found is not None and known is not None and found[0].same_as(known):
                     return known  # already sealed
+                more = next((s for s in alike if found is not None and found[0].shows_less_than(s)), None)
+                if found is not None and more is not None:
+                    found = more._replace(most=max(more.most, found[0].most)), found[1]
                 problem = None if found is None or not self._seal else broken(self, found[0], inputs, B, self._lot)
             if found is not None and problem is None and self._seal and quiet.replaced:
                 problem = self._swayed(found[0], inputs, B)
@@ -154,15 +150,19 @@ class Trials(ProofPasses):
             if found is not None and problem is None and self._seal:
                 problem = self._switched(found[0], inputs, B, list(quiet.bounds))
         except HushgradError as error:
-            return _Failure(None, error, frozenset(quiet.drawn))
+            if more is not None:
+                return self._tried_so(inputs, B, known, [])
+            return Failure(None, error, frozenset(quiet.drawn))
         except Exception as error:  # noqa: BLE001  the model's own, of whatever kind
             message = (
                 f"{type(self.model).__name__} cannot be run for fewer or more examples, as its proof needs: {error} "
                 "Let the model take any number of examples, or vouch for it with check_isolation=False."
             )
-            return _Failure(None, CaptureError(message), frozenset(quiet.drawn))
+            return Failure(None, CaptureError(message), frozenset(quiet.drawn))
+        if problem is not None and more is not None:
+            return self._tried_so(inputs, B, known, [])
         if found is None or problem is not None:
-            return _Failure(problem, None, frozenset(quiet.drawn))
+            return Failure(problem, None, frozenset(quiet.drawn))
         self._attributes.meet(quiet.met)
         structure = found[0] if found[1] else self._with_order(found[0], inputs, B)
         traces = after_all(structure.traces, self.traces) if self._seal else None
@@ -250,52 +250,3 @@ class Trials(ProofPasses):
         finally:
             self.lifts = before
             del self.traces[seen:]  # a pass that makes these calls needs its own proof
-
-    def _refuse(self, inputs: Any, B: int, failure: _Failure) -> NoReturn:
-        problem, name = failure.problem, type(self.model).__name__
-        mixes = failure.error is None and (problem is None or problem.influence)
-        if not mixes and self.differentiates:
-            failure = _Failure(None, CaptureError(differentiated(name)), failure.drawn)
-            found = None
-        else:
-            hooked = (
-                not mixes and self._spares_parameters and self._is_disproportionate(inputs)
-            )  # otherwise these passes would write to parameters
-            found = disproportionate(name, self._hooked()) if hooked else None
-        if failure.error is not None:
-            error = failure.error if found is None else CaptureError(found)
-            self._tape.failure = str(error)
-            raise error
-        packed = any(
-            isinstance(t, PackedSequence) for t in leaves(inputs)
-        )  # its rows are not examples, so no layer can be blamed
-        if mixes and not packed:
-            with as_it_was(self.model), self._capture.pause():
-                found = culprit(self.model, inputs[0], inputs[1], B)
-        if mixes and self.differentiates:
-            found = found or exchanged(name)
-        message = found or refusal(name, B, failure.problem, failure.drawn, packed=packed)
-        self._tape.failure = message
-        raise NotIsolated(message)
-
-    def _is_disproportionate(self, inputs: Any) -> bool:
-        """Whether the gradients do not double exactly when the loss doubles, as they do for all of torch's own operations."""
-        params = list(self._capture.trained.values())
-
-        def grads(scale: float) -> list[Tensor | None]:
-            outputs = [y for y in self.alone(inputs)[0] if y.requires_grad]
-            found = torch.autograd.grad(outputs, params, [torch.full_like(y, scale) for y in outputs], allow_unused=True)
-            return [None if g is None else g.to_dense() / scale for g in found]
-
-        try:
-            with self._proving(FixedRandomness()), self.paused():
-                once, twice = grads(1.0), grads(2.0)
-        except Exception:  # noqa: BLE001  the model's own: nothing was shown
-            return False
-        pairs = zip(once, twice, strict=True)
-        return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if a is not None and b is not None)
-
-    def _hooked(self) -> list[str]:
-        """Trained parameters and modules whose gradients have hooks."""
-        params = [name for name, p in self._capture.trained.items() if p._backward_hooks]
-        return params + [path for path, module in self.model.named_modules() if module._backward_hooks]
