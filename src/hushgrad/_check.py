@@ -98,6 +98,15 @@ def parsed(text: str | bytes) -> Any:
         raise ArgumentError(f"Expected JSON text, got something else: {error}.") from None
 
 
+def parsed_object(text: str | bytes) -> dict[str, Any]:
+    """The object in JSON text; an empty one for any other text, which may be half-written or another program's."""
+    try:
+        found = parsed(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def toml(text: str) -> dict[str, Any]:
     """The tables of TOML text; raises ValueError for invalid text."""
     if sys.version_info >= (3, 11):

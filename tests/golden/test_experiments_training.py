@@ -20,7 +20,7 @@ from hushgrad.experiments.language_model import _FULL, _split
 from hushgrad.experiments.memorisation import _QUICK, _planted
 from hushgrad.experiments.paper_recipe import Setting, _gradients, correct, lipschitz, spectrum, theorem2, train_together
 from hushgrad.experiments.public_features import centred, oriented_gradients, upright
-from hushgrad.experiments.training import held_out, mean_and_error, real_data, trained
+from hushgrad.experiments.training import held_out, image_data, mean_and_error, trained
 from hushgrad.recipes import DATA
 from hushgrad.train import Plan, Tail
 
@@ -201,7 +201,7 @@ def test_mean_and_error():
 
 def test_full_forms_ask_for_their_data():
     with pytest.raises(ArgumentError, match="mnist"):
-        real_data(Context(), "mnist")
+        image_data(Context(), "mnist")
     with pytest.raises(ArgumentError, match="tinyshakespeare"):
         find("language-model").run(Context())
 

@@ -15,7 +15,7 @@ from hushgrad.accounting.trial_counts import probabilities
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose, Event, Gaussian, NonPrivate, OneOf, PureDP, RandomizedResponse, RepeatAndSelect
 from hushgrad.tuning import Draws, Stopping, calibrated_noise, number_of_trials, tuning_cost
-from hushgrad.tuning.draws import _poisson
+from hushgrad.tuning.cost import _poisson
 
 SHAPES = (-0.5, 0.0, 0.5, 1.0, 3.0)
 

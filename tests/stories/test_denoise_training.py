@@ -82,12 +82,14 @@ def test_debiased_adam_moves_signal_coordinates_further_than_noise_coordinates()
 
 def test_reproduction_of_figure_2(tmp_path):
     pytest.importorskip("matplotlib")
-    from hushgrad.experiments import laplacian_signals
+    from hushgrad.experiments import Context, find, reproduce
 
-    results = laplacian_signals.run(tmp_path, quick=True)
-    assert json.loads((tmp_path / "results.json").read_text()) == results
-    assert (tmp_path / "laplacian-signals.png").read_bytes().startswith(b"\x89PNG")
-    for row in results["signals"].values():
+    signals = reproduce(find("laplacian-signals"), Context(quick=True), tmp_path).findings.data["signals"]
+    folder = tmp_path / "laplacian-signals"
+    assert json.loads((folder / "results.json").read_text())["data"]["signals"] == signals
+    assert (folder / "laplacian-signals.png").read_bytes().startswith(b"\x89PNG")
+    for row in signals.values():
+        assert row["rmse smoothed"] < row["rmse noisy"]
         assert row["rmse smoothed"] == pytest.approx(row["rmse predicted"], rel=0.1)
 
 

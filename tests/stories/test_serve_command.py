@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 
 from hushgrad.cli.main import main
 from hushgrad.report.charts import Chart, bar, number, smoothed
-from hushgrad.serve import Settings, create_app, fields, listen
+from hushgrad.serve import Settings, app, create_app, fields
 from hushgrad.serve.rules import Rules
 from hushgrad.serve.runs import Shelf
 
@@ -83,10 +83,10 @@ def test_help_is_quick_and_has_an_example(capsys):
 
 
 def test_addresses_are_such_that_a_browser_can_open_them():
-    assert listen.address(Settings(), 8642) == "http://127.0.0.1:8642/"
-    assert listen.address(Settings(host="::1"), 1) == "http://[::1]:1/"
+    assert app.address(Settings(), 8642) == "http://127.0.0.1:8642/"
+    assert app.address(Settings(host="::1"), 1) == "http://[::1]:1/"
     everywhere = Settings(host="0.0.0.0")
-    assert listen.address(everywhere, 1) == f"http://127.0.0.1:1/?token={everywhere.token}"
+    assert app.address(everywhere, 1) == f"http://127.0.0.1:1/?token={everywhere.token}"
     assert Settings(host="localhost").is_loopback and not Settings(host="example.org").is_loopback
     assert Settings().token == "" and Settings(token="t").token == "t"
     assert Settings(host="0.0.0.0").token != Settings(host="0.0.0.0").token

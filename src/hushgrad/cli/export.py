@@ -29,8 +29,7 @@ def run(words: list[str]) -> int:
     require_place(options.file)
     require_model(options.model)
     with waiting("Exporting"):
-        from hushgrad.recipes import load_predictor
-        from hushgrad.recipes.exporting import export
+        from hushgrad.recipes import export, load_predictor
 
         export(load_predictor(options.model, allow_code=options.allow_code), options.file)
     return say(options, {"file": options.file}, f"Written: {options.file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,9 @@ def released(ledger: Ledger, file: Path, *, policy: Policy | None) -> dict[str, 
     Raises:
         PolicyRefused: with what is missing.
     """
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    from hushgrad.budget.file_digests import file_sha256
+
+    digest = file_sha256(file)
     booked = ledger.booked(digest)
     if booked is None:
         raise PolicyRefused(

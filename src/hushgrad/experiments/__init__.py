@@ -4,8 +4,7 @@
 function from :class:`Context` to :class:`Findings`, and one entry in ``experiments.toml``.
 """
 
-from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Table
-from hushgrad.experiments.registry import EXPERIMENTS, find
+from hushgrad.experiments.base import EXPERIMENTS, Claim, Context, Experiment, Findings, Table, find
 from hushgrad.experiments.runner import Outcome, reproduce
 
 __all__ = ["EXPERIMENTS", "Claim", "Context", "Experiment", "Findings", "Outcome", "Table", "find", "reproduce"]

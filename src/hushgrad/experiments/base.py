@@ -8,7 +8,7 @@ verdicts, tables, the numbers behind a picture, and how to draw it). The claims 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -180,7 +180,7 @@ class Experiment:
 
     ``code`` is "module:function" inside this room, imported when it is run. ``heavy`` experiments train models for minutes;
     ``--all --quick`` runs their quick forms too. ``again`` names the experiment of which this one is the second look: claims that
-    were undecided there, on fresh seeds.
+    were undecided there, on seeds from ``fresh`` on; ``looks`` are the tables of what is compared, ``quick`` those of the quick form.
     """
 
     name: str
@@ -189,9 +189,26 @@ class Experiment:
     code: str
     heavy: bool = False
     again: str = ""
+    fresh: int = 101
+    looks: Sequence[Mapping[str, Any]] = ()
+    quick: Sequence[Mapping[str, Any]] = ()
 
     def run(self, context: Context) -> Findings:
         """Run the experiment."""
         module, function = self.code.split(":")
-        run: Callable[[Context], Findings] = vars(importlib.import_module(f"hushgrad.experiments.{module}"))[function]
-        return run(context)
+        run: Callable[..., Findings] = vars(importlib.import_module(f"hushgrad.experiments.{module}"))[function]
+        return run(context, self) if self.again else run(context)
+
+
+SOURCES: dict[str, str] = tables("experiments.toml")["sources"]
+EXPERIMENTS: tuple[Experiment, ...] = tuple(Experiment(**entry) for entry in tables("experiments.toml")["experiments"])
+"""All experiments, in the order of the results page."""
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name; a misspelt one is answered with the closest.
+
+    >>> find("tree").source
+    '000'
+    """
+    return {experiment.name: experiment for experiment in EXPERIMENTS}[_check.one_of([e.name for e in EXPERIMENTS], name=name)]

@@ -7,8 +7,7 @@ public features (oriented gradients and coarse colours) is enough: it trains in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,23 +18,13 @@ from torch.utils.data import TensorDataset
 from hushgrad import denoise, noise
 from hushgrad._printed import at_most
 from hushgrad.events import Participation
-from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
+from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
-from hushgrad.experiments.public_features import oriented_gradients, unit_rows
-from hushgrad.experiments.second_look import FRESH, FRESHER, Look, Run, second_look
-from hushgrad.experiments.training import (
-    accuracy,
-    bars,
-    gain,
-    gain_at,
-    held_out,
-    mean_and_error,
-    percent,
-    real_data,
-    seeds_to_decide,
-    trained,
-)
-from hushgrad.recipes import DATA, Data
+from hushgrad.experiments.public_features import oriented_gradients
+from hushgrad.experiments.second_look import Look, Run, second_look
+from hushgrad.experiments.training import accuracy, bars, gain, gain_at, held_out, image_data, mean_and_error, plus_minus, trained
+from hushgrad.recipes import Data
+from hushgrad.recipes.encoders import unit_rows
 from hushgrad.train import Plan
 
 claim = Stated("cifar10")
@@ -71,27 +60,13 @@ _FULL = _Size((1.0, 4.0, 16.0), 500, 10, (2.0, 6.0, 18.0, 54.0), 12)
 # images picked too small a step for the correlated methods, and independent noise was 2 points better.
 _QUICK = _Size((0.5, 2.0), 120, 4, (0.5, 2.0), 2)
 
-# Fixed before the second look: from the twelve paired differences of the first (mean, deviation of one, in points).
-_AGAIN = (
-    (Run("DP-FTRL, nu", 16.0, 54.0), Run(PLAIN, 16.0, 18.0), seeds_to_decide(0.6200, 1.7981)),
-    (Run("DP-FTRL, BLT", 16.0, 54.0), Run(PLAIN, 16.0, 18.0), seeds_to_decide(0.5817, 1.7952)),
-)
-# Fixed before the third look, in the same way from the second.
-_THIRD = (
-    (Run("DP-FTRL, nu", 16.0, 54.0), Run(PLAIN, 16.0, 18.0), seeds_to_decide(0.2101, 1.6756)),
-    (Run("DP-FTRL, BLT", 16.0, 54.0), Run(PLAIN, 16.0, 18.0), seeds_to_decide(0.2146, 1.7154)),
-)
-_DENOISED_AGAIN = (
-    (Run("DP-SGD, amplified, DiSK", 1.0, 6.0), Run("DP-SGD, amplified", 1.0, 6.0), seeds_to_decide(0.02167, 0.14071)),
-)
-
 Results = dict[tuple[str, float], list[float]]
 
 
 def run(context: Context) -> Findings:
     """Test accuracy over epsilon, every method at its own step size."""
     size = _QUICK if context.quick else _FULL
-    data = _features(DATA["digits"]() if context.quick else real_data(context, "cifar10"))
+    data = _features(image_data(context, "cifar10"))
     plans = _Plans(size)
     rates, tried = _chosen_rates(context, data, plans)
     results: Results = {(m, e): [] for m in METHODS for e in size.epsilons}
@@ -106,7 +81,7 @@ def run(context: Context) -> Findings:
                 title=f"Test accuracy in per cent on {name}, mean ± standard error of {size.seeds} seeds ({len(data.train)} training "
                 f"images, {data.shape[0]} public features, {size.epochs} epochs, batches of {size.batch})",
                 columns=("method", *(f"eps = {e:g}" for e in size.epsilons)),
-                rows=tuple((m, *(percent(results[m, e]) for e in size.epsilons)) for m in METHODS),
+                rows=tuple((m, *(plus_minus(results[m, e]) for e in size.epsilons)) for m in METHODS),
             ),
             Table(
                 title="Step sizes, chosen on a sixth of the training data, never on the test data (the search is not charged)",
@@ -122,35 +97,19 @@ def run(context: Context) -> Findings:
     )
 
 
-def again(context: Context) -> Findings:
-    """The second evaluation of correlated noise at epsilon 16, on fresh seeds."""
-    return _second(context, _AGAIN, _correlated)
-
-
-def third(context: Context) -> Findings:
-    """The third evaluation of correlated noise at epsilon 16, on fresh seeds."""
-    return _second(context, _THIRD, _correlated, fresh=FRESHER)
-
-
-def denoised_again(context: Context) -> Findings:
-    """The second evaluation of DiSK at epsilon 1, on fresh seeds."""
-    return _second(context, _DENOISED_AGAIN, _denoising)
-
-
-def _second(
-    context: Context, fixed: Sequence[tuple[Run, Run, int]], judge: Callable[..., Claim], *, fresh: int = FRESH
-) -> Findings:
-    data = _features(DATA["digits"]() if context.quick else real_data(context, "cifar10"))
+def again(context: Context, experiment: Experiment) -> Findings:
+    """Another evaluation of correlated noise at epsilon 16, or of DiSK at epsilon 1, on fresh seeds."""
+    data = _features(image_data(context, "cifar10"))
     plans = _Plans(_QUICK if context.quick else _FULL)
 
     def value(run: Run, seed: int) -> float:
         return accuracy(_trained(data.train, plans, run.method, run.epsilon, run.rate, seed), data.test)
 
-    looks = []
-    for one, other, seeds in fixed:
-        told = partial(lambda one, x, y: judge(gain(x, y), one.method, one.epsilon), one)
-        looks.append(Look(one, other, 2 if context.quick else seeds, told))
-    return second_look(context, looks, value, "points of accuracy", fresh=fresh)
+    def judge(look: Look, one: Sequence[float], other: Sequence[float]) -> Claim:
+        told = _correlated if look.claim == "correlated" else _denoising
+        return told(gain(one, other), look.better.method, look.better.epsilon)
+
+    return second_look(context, experiment, value, judge, "points of accuracy")
 
 
 def _features(data: Data) -> Data:

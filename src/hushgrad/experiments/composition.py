@@ -55,9 +55,8 @@ def run(context: Context) -> Findings:
         ),
         tables=(_looseness(steps, curves), groups, sampling),
         draw=lambda figure: _draw(figure, steps, curves, groups),
-        caption=f"(a) epsilon at delta = {SLACK:g} of T Laplace mechanisms of {STEP}-DP each, by theorem. (b) the same "
-        f"divided by the "
-        "PLD's answer: how loose each theorem is. (c) delta at k eps for a group of k records, one Gaussian release of "
+        caption=f"(a) epsilon at delta = {SLACK:g} of T Laplace mechanisms of {STEP}-DP each, by theorem. (b) the same divided "
+        "by the PLD's answer: how loose each theorem is. (c) delta at k eps for a group of k records, one Gaussian release of "
         "noise multiplier 4 with (eps, 1e-5)-DP for one record: the lectures' theorem against the exact value.",
         data={"steps": steps, "epsilon": curves},
     )

@@ -59,10 +59,10 @@ def _minimise(rows: np.ndarray, ridge: float = 0.0, tilt: np.ndarray | float = 0
     return w
 
 
-def output_bound(task: Task, ridge: float | None = None) -> tuple[float, float]:
-    """(bound, ridge): 3 L² sqrt(d ln(1.25/delta))/(eps mu n) + mu R²/2, at the best mu unless one is given."""
+def output_bound(task: Task) -> tuple[float, float]:
+    """(bound, ridge): 3 L² sqrt(d ln(1.25/delta))/(eps mu n) + mu R²/2, at the best mu."""
     scale = 3 * math.sqrt(task.d * math.log(1.25 / DELTA)) / (task.epsilon * task.n)
-    mu = math.sqrt(2 * scale) if ridge is None else ridge
+    mu = math.sqrt(2 * scale)
     return scale / mu + mu / 2, mu
 
 

@@ -46,9 +46,8 @@ def run(context: Context) -> Findings:
         ),
         draw=lambda figure: _draw(figure, rows, over_rho),
         caption=f"Excess risk E‖theta_T - theta*‖² of a private one-pass run (d = {D}, clip norm {CLIP:g}, label noise "
-        f"{LABEL_NOISE}): (a) what privacy of rho = "
-        f"{RHO:g} adds, over the number of steps T, with two standard errors, and the excess without noise; (b) what "
-        f"privacy adds at T = {length} over rho.",
+        f"{LABEL_NOISE}): (a) what privacy of rho = {RHO:g} adds, over the number of steps T, with two standard errors, and the "
+        f"excess without noise; (b) what privacy adds at T = {length} over rho.",
         data={"over_T": rows, "over_rho": over_rho, "chains": chains},
     )
 

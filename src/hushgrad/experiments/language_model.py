@@ -17,11 +17,11 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import noise
 from hushgrad._printed import at_most
-from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
+from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.characters import Recent, bits, speeches, windows
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.second_look import Look, Run, second_look
-from hushgrad.experiments.training import bars, gain, mean_and_error, seeds_to_decide, trained
+from hushgrad.experiments.training import bars, gain, mean_and_error, plus_minus, trained
 from hushgrad.train import Plan
 
 claim = Stated("language-model")
@@ -47,11 +47,6 @@ class _Size(NamedTuple):
 
 _FULL = _Size((4.0, 16.0, 64.0), 8, 8, 6, (0.5, 1.0, 2.0, 4.0), 6)
 _QUICK = _Size((8.0, 64.0), 4, 6, 3, (1.0, 4.0), 1)
-
-
-# Fixed before the second look: from the paired differences of the first (mean 0.0655, deviation of one 0.0776 bits per character).
-_AGAIN = (Run("DP-FTRL, BLT", 16.0, 2.0), Run("DP-SGD", 16.0, 1.0), seeds_to_decide(0.0655, 0.0776))
-_QUICK_AGAIN = (Run("DP-FTRL, BLT", 8.0, 1.0), Run("DP-SGD", 8.0, 1.0), 2)
 
 Results = dict[tuple[str, float], list[float]]
 
@@ -84,7 +79,7 @@ def run(context: Context) -> Findings:
     start = bits(_fresh(context.seed), test.pieces)
     predicted = _predicted(size, train.people)
     columns = ("method", *(f"eps = {e:g}" for e in size.epsilons))
-    rows = tuple((m, *(_cell(results[m, e]) for e in size.epsilons)) for m in names)
+    rows = tuple((m, *(plus_minus(results[m, e], 3) for e in size.epsilons)) for m in names)
     steps = size.epochs * size.steps_per_epoch
     return Findings(
         claims=_claims(size, results, start),
@@ -111,16 +106,18 @@ def run(context: Context) -> Findings:
     )
 
 
-def again(context: Context) -> Findings:
+def again(context: Context, experiment: Experiment) -> Findings:
     """The second evaluation at epsilon 16, on fresh seeds."""
-    size, (better, worse, seeds) = (_QUICK, _QUICK_AGAIN) if context.quick else (_FULL, _AGAIN)
+    size = _QUICK if context.quick else _FULL
     train, _, test = _split(context, size)
 
     def value(run: Run, seed: int) -> float:
         return bits(_trained(train, size, run.method, run.epsilon, run.rate, seed), test.pieces)
 
-    look = Look(better, worse, seeds, lambda better, worse: _beats(better, worse, look.better.epsilon))
-    return second_look(context, [look], value, "bits per character")
+    def judge(look: Look, better: Sequence[float], worse: Sequence[float]) -> Claim:
+        return _beats(better, worse, look.better.epsilon)
+
+    return second_look(context, experiment, value, judge, "bits per character")
 
 
 # Speakers ---------------------------------------------------------------------------------------------------------------
@@ -188,11 +185,6 @@ def _chosen_rates(
 
 
 # Claims, picture ----------------------------------------------------------------------------------------------------------
-
-
-def _cell(values: list[float]) -> str:
-    mean, error = mean_and_error(values)
-    return f"{mean:.3f} ± {error:.3f}" if len(values) > 1 else f"{mean:.3f}"
 
 
 def _beats(better: Sequence[float], worse: Sequence[float], epsilon: float) -> Claim:

@@ -9,9 +9,7 @@ Reference: Wang et al., "DP-LSSGD", MSML 2020, section 2.2 and Figure 2.
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from hushgrad.denoise import Laplacian
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
-from hushgrad.experiments.picture import save
 
 claim = Stated("laplacian-signals")
 
@@ -32,28 +29,10 @@ SIGNALS: dict[str, tuple[Laplacian, float]] = {  # name: the smoother, the noise
 }
 
 
-def run(out: str | Path, quick: bool = False) -> dict[str, Any]:
-    """Write ``results.json`` and ``laplacian-signals.png`` into ``out`` and return the results; ``quick`` averages fewer draws.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     results = run(folder, quick=True)
-    >>> all(row["rmse smoothed"] < row["rmse noisy"] for row in results["signals"].values())
-    True
-    """
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    draws = 20 if quick else 200
-    results: dict[str, Any] = {"experiment": "laplacian-signals", "seed": 0, "draws": draws, "signals": _all_errors(draws)}
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    save(folder / "laplacian-signals.png", _draw)
-    return results
-
-
-def experiment(context: Context) -> Findings:
-    """The same as findings with verdicts: smoothing removes most of the noise, and exactly as much as theory says."""
+def run(context: Context) -> Findings:
+    """Smoothing removes most of the noise, and exactly as much as theory says."""
     draws = 20 if context.quick else 200
-    signals = _all_errors(draws)
+    signals = {name: _errors(_signal(name), smoother, std, draws) for name, (smoother, std) in SIGNALS.items()}
     columns = ("signal", *next(iter(signals.values())))
     return Findings(
         claims=tuple(claim for name, row in signals.items() for claim in _claims(name, row)),
@@ -77,10 +56,6 @@ def _claims(name: str, row: dict[str, float]) -> tuple[Claim, Claim]:
         claim("smoothing", row["rmse smoothed"] / row["rmse noisy"], name=name),
         claim("spectrum", row["rmse smoothed"] / row["rmse predicted"], name=name),
     )
-
-
-def _all_errors(draws: int) -> dict[str, dict[str, float]]:
-    return {name: _errors(_signal(name), smoother, std, draws) for name, (smoother, std) in SIGNALS.items()}
 
 
 def _signal(name: str) -> Tensor:

@@ -41,9 +41,8 @@ def run(context: Context) -> Findings:
             Table(title="Tables 3 and 4, recomputed", columns=("d", "factor", *(f"σ = {s}" for s in SIGMAS)), rows=tuple(rows)),
         ),
         draw=_draw,
-        caption="gamma = E⟨z, A⁻¹z⟩/d and beta = E‖A⁻¹z‖²/d over the dimension d, for three smoothing strengths σ (no "
-        "units). Dotted: the "
-        "limits 1/sqrt(4σ + 1) and (1 + 2σ)/(1 + 4σ)^1.5. Neither tends to 0.",
+        caption="gamma = E⟨z, A⁻¹z⟩/d and beta = E‖A⁻¹z‖²/d over the dimension d, for three smoothing strengths σ (no units). "
+        "Dotted: the limits 1/sqrt(4σ + 1) and (1 + 2σ)/(1 + 4σ)^1.5. Neither tends to 0.",
         data={"sigma": SIGMAS, "d": SIZES, "draws": draws},
     )
 

@@ -55,11 +55,9 @@ def run(context: Context) -> Findings:
             ),
         ),
         draw=lambda figure: _draw(figure, steps, ratios, over_n),
-        caption="(a) the lecture's noise for DP-GD divided by the smallest private noise (replace-one, n = 60000, "
-        "delta = 1e-5), over the number of "
-        "steps. (b) logistic regression, d = 10, epsilon = 0.5, delta = 1e-6: measured excess risk (lines, two "
-        "standard errors) and the "
-        "theorems' bounds with their constants (dotted, same colour), over the number of rows n.",
+        caption="(a) the lecture's noise for DP-GD divided by the smallest private noise (replace-one, n = 60000, delta = 1e-5), "
+        "over the number of steps. (b) logistic regression, d = 10, epsilon = 0.5, delta = 1e-6: measured excess risk (lines, "
+        "two standard errors) and the theorems' bounds with their constants (dotted, same colour), over the number of rows n.",
         data={"over_n": over_n, "over_d": over_d, "over_epsilon": over_eps, "steps": steps, "ratios": ratios},
     )
 

@@ -86,11 +86,9 @@ def run(context: Context) -> Findings:
             ),
         ),
         draw=lambda figure: _draw(figure, over_d, over_eta, simulated),
-        caption="Stationary excess risk E‖theta - theta*‖²_H of linear regression with privacy noise of rho = 1/2 at "
-        "clip norm 1 (no clipping, "
-        "no label noise), curvatures 1, 1/d, ..., 1/d: (a) over the dimension d at eta = 0.05, (b) over the learning "
-        "rate at d = 16, (c) "
-        "simulation divided by the exact formula, with two standard errors.",
+        caption="Stationary excess risk E‖theta - theta*‖²_H of linear regression with privacy noise of rho = 1/2 at clip norm 1 "
+        "(no clipping, no label noise), curvatures 1, 1/d, ..., 1/d: (a) over the dimension d at eta = 0.05, (b) over the "
+        "learning rate at d = 16, (c) simulation divided by the exact formula, with two standard errors.",
         data={"over_d": over_d, "over_eta": over_eta, "over_effective_dimension": over_effective, "simulated": simulated},
     )
 

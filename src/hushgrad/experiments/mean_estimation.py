@@ -83,11 +83,9 @@ def run(context: Context) -> Findings:
         claims=(*_closed_form_claims(), *_simulation_claims(simulated), *_rate_claims(), *_series_claims()),
         tables=(_table(simulated),),
         draw=lambda figure: _draw(figure, grid, curves, simulated),
-        caption="(a) stationary variance of theta from privacy noise of rho = 1/2 at clip norm 1, over the learning "
-        "rate eta: lines are "
-        "closed forms, points are simulations with two standard errors. nu-FTRL with nu = eta is the optimum over all "
-        "causal Toeplitz "
-        "noise. (b) the optimum divided by eta² ln²(8/eta)/(2 rho pi²), which tends to 1.",
+        caption="(a) stationary variance of theta from privacy noise of rho = 1/2 at clip norm 1, over the learning rate eta: "
+        "lines are closed forms, points are simulations with two standard errors. nu-FTRL with nu = eta is the optimum over all "
+        "causal Toeplitz noise. (b) the optimum divided by eta² ln²(8/eta)/(2 rho pi²), which tends to 1.",
         data={"eta": grid, "closed_form": curves, "simulated": [[m, e, v, s] for (m, e), (v, s) in simulated.items()]},
     )
 

@@ -15,7 +15,7 @@ from hushgrad.audit import exposure
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
 from hushgrad.experiments.characters import ALPHABET, bits, encoded, text, windows
 from hushgrad.experiments.picture import MARKS, panel
-from hushgrad.experiments.training import mean_and_error, trained
+from hushgrad.experiments.training import mean_and_error, plus_minus, trained
 from hushgrad.recipes.models import GPT
 from hushgrad.train import Plan
 
@@ -137,18 +137,14 @@ def _claims(size: _Size, found: dict[tuple[float, int], list[float]], quality: d
     low, most, largest = size.epsilons[0], size.repeats[-1], math.log2(size.references + 1)
     known = mean_and_error(found[NO_PRIVACY, most])
     claims = (
-        _claimed("leak", known, expected=largest / 2, most=most, chance=CHANCE, largest=largest),
-        _claimed("repeated, memorised", _difference(found[NO_PRIVACY, most], found[NO_PRIVACY, 1]), most=most),
-        _claimed("once, memorised", _difference(found[NO_PRIVACY, 1], [CHANCE])),
+        claim.measured("leak", known, expected=largest / 2, most=most, chance=CHANCE, largest=largest),
+        claim.measured("repeated, memorised", _difference(found[NO_PRIVACY, most], found[NO_PRIVACY, 1]), most=most),
+        claim.measured("once, memorised", _difference(found[NO_PRIVACY, 1], [CHANCE])),
         *(_eliminated(epsilon, found[epsilon, 1]) for epsilon in size.epsilons[:-1]),
-        _claimed("quality", _difference(quality[low], quality[NO_PRIVACY])),
+        claim.measured("quality", _difference(quality[low], quality[NO_PRIVACY])),
     )
     # The small set of the quick form has 16 copies in 200 lines: no epsilon of use hides them, and none is claimed to.
     return claims if len(size.epsilons) < 3 else (*claims, _repeated(low, most, mean_and_error(found[low, most]), known))
-
-
-def _claimed(name: str, value: tuple[float, float], **told: Any) -> Claim:
-    return claim(name, value[0], stderr=value[1], **told)
 
 
 def _difference(more: list[float], less: list[float]) -> tuple[float, float]:
@@ -161,13 +157,13 @@ def _eliminated(epsilon: float, found: list[float]) -> Claim:
     # The exposure of an unknown secret is exponential, so its standard deviation is its mean.
     value = mean, max(error, CHANCE / math.sqrt(len(found)))
     words = {"epsilon": at_most(epsilon, 6), "chance": CHANCE, "count": len(found)}
-    return _claimed("eliminated", value, expected=CHANCE + MARGIN, **words)
+    return claim.measured("eliminated", value, expected=CHANCE + MARGIN, **words)
 
 
 def _repeated(epsilon: float, copies: int, private: tuple[float, float], known: tuple[float, float]) -> Claim:
     ratio = private[0] / known[0]
     error = ratio * math.hypot(private[1] / private[0], known[1] / known[0])
-    return _claimed("repeated", (ratio, error), copies=copies, epsilon=at_most(epsilon, 6))
+    return claim.measured("repeated", (ratio, error), copies=copies, epsilon=at_most(epsilon, 6))
 
 
 def _name(epsilon: float) -> str:
@@ -175,17 +171,13 @@ def _name(epsilon: float) -> str:
 
 
 def _table(size: _Size, found: dict[tuple[float, int], list[float]], quality: dict[float, list[float]]) -> Table:
-    def cell(values: list[float]) -> str:
-        mean, error = mean_and_error(values)
-        return f"{mean:.2f} ± {error:.2f}" if len(values) > 1 else f"{mean:.2f}"
-
     return Table(
         title=f"Exposure in bits, mean ± standard error over {size.seeds} seeds and "
         f"{', '.join(f'{count} secrets planted {r} x' for r, count in size.secrets.items())} in each; at most "
         f"{math.log2(size.references + 1):.1f}, {CHANCE:.2f} by chance. {size.epochs} epochs, batch {size.batch}, Adam at 0.005 for all, "
         f"one-layer transformer of width {size.width}, delta = {at_most(DELTA, 6)}",
         columns=("run", *(f"planted {r} x" for r in size.repeats), "bits per character (other text)"),
-        rows=tuple((_name(e), *(cell(found[e, r]) for r in size.repeats), cell(quality[e])) for e in size.epsilons),
+        rows=tuple((_name(e), *(plus_minus(found[e, r]) for r in size.repeats), plus_minus(quality[e])) for e in size.epsilons),
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,22 +12,11 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import denoise, noise
 from hushgrad._printed import at_most
-from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
+from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.second_look import Look, Run, second_look
-from hushgrad.experiments.training import (
-    accuracy,
-    bars,
-    gain,
-    gain_at,
-    held_out,
-    mean_and_error,
-    percent,
-    real_data,
-    seeds_to_decide,
-    trained,
-)
-from hushgrad.recipes import DATA, MODELS, Data
+from hushgrad.experiments.training import accuracy, bars, gain, gain_at, held_out, image_data, mean_and_error, plus_minus, trained
+from hushgrad.recipes import MODELS, Data
 from hushgrad.train import Plan
 
 claim = Stated("mnist-cnn")
@@ -67,12 +55,6 @@ _QUICK = _Size((2.0, 8.0), 120, "small-cnn", 2, (0.5, 1.0, 2.0), (2.0, 8.0), 2)
 _ADAM = 1 / 200
 _LARGEST, _SMALLEST = 50.0, 0.05  # where the search for a step size gives up
 
-# Fixed before the second look: from the three paired differences of the first (mean, deviation of one, in points).
-_AGAIN = (
-    ("DP-LSSGD improves", Run("DP-LSSGD", 2.0, 6.0), Run("DP-SGD", 2.0, 3.0), seeds_to_decide(1.527, 1.3297)),
-    ("privacy costs", Run("DP-SGD", 2.0, 3.0), Run("DP-SGD", 0.2, 3.0), seeds_to_decide(0.1933, 0.3066)),
-)
-
 Results = dict[Any, list[float]]
 
 
@@ -86,25 +68,22 @@ class _Measured(NamedTuple):
 
 def run(context: Context) -> Findings:
     """One pass over the data for every method: step sizes from a validation split, then accuracy over epsilon."""
-    data = DATA["digits"]() if context.quick else real_data(context, "mnist")
-    size = _QUICK if context.quick else _FULL
+    data, size = image_data(context, "mnist"), _QUICK if context.quick else _FULL
     return _judged(context, data, size, _measured(context, data, size))
 
 
-def again(context: Context) -> Findings:
+def again(context: Context, experiment: Experiment) -> Findings:
     """The second evaluation, on fresh seeds: smoothing at epsilon 2, and the cost of privacy."""
-    data = DATA["digits"]() if context.quick else real_data(context, "mnist")
-    size = _QUICK if context.quick else _FULL
+    data, size = image_data(context, "mnist"), _QUICK if context.quick else _FULL
 
     def value(run: Run, seed: int) -> float:
         return accuracy(_trained(data, data.train, size, run.method, run.epsilon, run.rate, seed), data.test)
 
-    looks = []
-    for name, one, other, seeds in _AGAIN[1:] if context.quick else _AGAIN:  # on 8 x 8 pixels smoothing has no neighbours to use
-        told = {"epsilon": one.epsilon, "high": one.epsilon, "low": other.epsilon}
-        judge = partial(lambda name, told, x, y: claim.measured(name, gain(x, y), **told), name, told)
-        looks.append(Look(one, other, 2 if context.quick else seeds, judge))
-    return second_look(context, looks, value, "points of accuracy")
+    def judge(look: Look, one: Sequence[float], other: Sequence[float]) -> Claim:
+        high, low = look.better.epsilon, look.worse.epsilon
+        return claim.measured(look.claim, gain(one, other), epsilon=high, high=high, low=low)
+
+    return second_look(context, experiment, value, judge, "points of accuracy")
 
 
 def _measured(context: Context, data: Data, size: _Size) -> _Measured:
@@ -250,12 +229,12 @@ def _tables(size: _Size, results: Results, unstable: Results, tried: list[tuple[
             title=f"Test accuracy in per cent after one pass ({n} examples, batches of {size.batch}), mean ± standard error of "
             f"{size.seeds} seeds; DP-FTRL without amplification, the others with Poisson batches",
             columns=("method", *heads),
-            rows=tuple((m, *(percent(results[m, e]) for e in size.epsilons)) for m in METHODS),
+            rows=tuple((m, *(plus_minus(results[m, e]) for e in size.epsilons)) for m in METHODS),
         ),
         Table(
             title=f"The same over the step size at eps = {at_most(size.epsilons[0], 6)} ({size.large_seeds} seeds)",
             columns=("method", *(f"rate {r:g}" for r in size.large_rates)),
-            rows=tuple((m, *(percent(unstable[m, r]) for r in size.large_rates)) for m in ("DP-SGD", "DP-LSSGD")),
+            rows=tuple((m, *(plus_minus(unstable[m, r]) for r in size.large_rates)) for m in ("DP-SGD", "DP-LSSGD")),
         ),
         Table(
             title="Step sizes, chosen on a sixth of the training data, never on the test data (the search is not charged)",

@@ -25,8 +25,8 @@ from hushgrad.experiments.paper_recipe import (
 )
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.public_features import centred, oriented_gradients, upright
-from hushgrad.experiments.training import bars, held_out, mean_and_error, percent, real_data
-from hushgrad.recipes import DATA, Data
+from hushgrad.experiments.training import bars, held_out, image_data, mean_and_error, plus_minus
+from hushgrad.recipes import Data
 from hushgrad.train import Plan, Tail
 
 claim = Stated("mnist-logistic")
@@ -69,8 +69,7 @@ class _Measured(NamedTuple):
 
 def run(context: Context) -> Findings:
     """The paper's recipe as its program does it, with a valid guarantee, and the recipe that is best."""
-    data = DATA["digits"]() if context.quick else real_data(context, "mnist")
-    size = _QUICK if context.quick else _FULL
+    data, size = image_data(context, "mnist"), _QUICK if context.quick else _FULL
     return _judged(context, data, size, _measured(context, data, size))
 
 
@@ -242,15 +241,19 @@ def _tables(
     if not context.quick:
         for s in SIGMAS:
             rows.append((f"printed, sigma = {s:g}", "no", *(f"{table2(e, s)}" for e in size.epsilons)))
-            again = (percent(paper["batch", e, s, 1.0]) for e in size.epsilons)
+            again = (plus_minus(paper["batch", e, s, 1.0]) for e in size.epsilons)
             rows.append((f"as the authors' program, sigma = {s:g}", "no", *again))
     for s in SIGMAS:
         rows.append(
-            (f"the paper's recipe re-run, sigma = {s:g}", "yes", *(percent(paper["example", e, s, 1.0]) for e in size.epsilons))
+            (
+                f"the paper's recipe re-run, sigma = {s:g}",
+                "yes",
+                *(plus_minus(paper["example", e, s, 1.0]) for e in size.epsilons),
+            )
         )
     for kind in ("pixels", "features"):
-        rows.append((f"full-batch descent on {kind}", "yes", *(percent(best[kind, e]) for e in size.epsilons)))
-    steps = [(e, a, *(percent(paper["example", e, s, a]) for s in SIGMAS)) for e in size.epsilons[:2] for a in size.step_sizes]
+        rows.append((f"full-batch descent on {kind}", "yes", *(plus_minus(best[kind, e]) for e in size.epsilons)))
+    steps = [(e, a, *(plus_minus(paper["example", e, s, a]) for s in SIGMAS)) for e in size.epsilons[:2] for a in size.step_sizes]
     heads = tuple(f"eps = {e:g}" for e in size.epsilons)
     return (
         Table(

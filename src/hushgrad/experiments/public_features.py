@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
-def unit_rows(x: Tensor) -> Tensor:
-    """Each row divided by its norm."""
-    return x / x.norm(dim=1, keepdim=True).clamp(min=1e-6)
+from hushgrad.recipes.encoders import unit_rows
 
 
 def centred(images: Tensor) -> Tensor:

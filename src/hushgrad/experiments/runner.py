@@ -11,9 +11,20 @@ from typing import Any
 
 from hushgrad import __version__, _check
 from hushgrad._printed import plain
-from hushgrad.experiments.base import MISPRINT, NOISE, REFUTED, UNDECIDED, Context, Experiment, Findings, Table
+from hushgrad.experiments.base import (
+    EXPERIMENTS,
+    MISPRINT,
+    NOISE,
+    REFUTED,
+    SOURCES,
+    UNDECIDED,
+    Context,
+    Experiment,
+    Findings,
+    Table,
+    tables,
+)
 from hushgrad.experiments.picture import save
-from hushgrad.experiments.registry import EXPERIMENTS, SOURCES
 
 _SIGNS = {"equal": "", "at most": "≤ ", "at least": "≥ "}
 
@@ -117,24 +128,12 @@ def summary(folder: Path) -> str:
     results = [_check.parsed(file.read_text()) for file in files if file.exists()]
     claims = _latest([(result["experiment"], claim) for result in results for claim in result["claims"]])
     counts = {verdict: sum(c["verdict"] == verdict for _, c in claims) for verdict in {c["verdict"] for _, c in claims}}
+    words, said = tables("results_page.toml"), "; ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
     parts = [
         "# Results: the sources, claim by claim",
-        "Every line below was written by a command; nothing was edited by hand. A verdict follows from the numbers: a "
-        "claim *holds* "
-        "if the finding agrees with what the source prints, *does not hold as printed* if it agrees with a corrected statement "
-        "instead (the note says which), and is *not reproduced* otherwise. A measured inequality (one with ± standard error) must be "
-        "met, or broken, beyond two standard errors; between the two it is *undecided*. An undecided "
-        "claim that has a second look counts as that says: on fresh seeds alone, run once, as many as the first look's spread asks for "
-        "to see its difference with a chance of 95 %. "
-        + "; ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
-        + ".",
+        f"{words['verdicts']} {said}.",
         "\n".join(f"* {key}: {title}" for key, title in SOURCES.items()),
-        "`hushgrad reproduce --list` names the experiments, `hushgrad reproduce NAME --out DIR` repeats one, `--quick` in seconds. "
-        "Experiments on MNIST, CIFAR-10 and Shakespeare's plays are repeated with `--data data`, the folder that holds `mnist`, "
-        "`cifar10` and `tinyshakespeare`; without `--data` they run with `--quick`, on data inside the package. A new one "
-        "is a file in `src/hushgrad/experiments` with a function from `Context` to `Findings`, and an entry in its `experiments.toml`. "
-        "`hushgrad reproduce NAME --docs docs` writes its page and this one. The exit code is 1 if a claim was not reproduced, 2 for "
-        "a mistake in the command, and 0 otherwise, undecided claims included; `results.json` has each verdict.",
+        words["commands"],
         "## Errors and omissions in the sources",
         _listed(claims, MISPRINT),
     ]
@@ -202,51 +201,12 @@ def _number(x: float | str) -> str:
     return x if isinstance(x, str) else f"{x:.4g}"
 
 
-_SMOOTHING = (
-    "Decided against the claim: smoothing trades noise for bias. With a step size of its own for each method there is little noise left to "
-    "take, and the bias remains; at a step too long for the plain method it gains, as the claim on large step sizes says, which holds."
-)
-# (experiment, how the claim begins, reason): the first that fits counts.
-_REASONS = (
-    ("mnist-cnn", "figure 7: DP-LSSGD improves", _SMOOTHING),
-    ("mnist-cnn", "figures 5 and 7: DP-LSSGD improves", _SMOOTHING),
-    ("mnist-cnn", "figure 5: DP-LSAdam improves", _SMOOTHING),
-    ("mnist-cnn-again", "figures 5 and 7: DP-LSSGD improves", _SMOOTHING),
-    (
-        "mnist-cnn",
-        "DP-FTRL without amplification",
-        "Most likely the comparison is at fault, not the claim: each method has one step size, chosen at epsilon 0.4. With DP-SGD's (3) "
-        "DP-FTRL has 91.7 ± 1.1 % on the test data at epsilon 2 (three seeds; 88.4 with 1.5), DP-SGD 92.6 ± 0.4: the step size was 3.3 of "
-        "the 4.2 points; see 'a step size for each epsilon' on the page on noise.",
-    ),
-    (
-        "cifar10",
-        "denoising improves on DP-SGD: Laplacian",
-        "Decided against the claim where noise is small: smoothing gains at epsilon 1, where the claim holds, and at larger ones its bias "
-        "costs more than the noise that it takes.",
-    ),
-    (
-        "cifar10-third",
-        "correlated noise outperforms",
-        "The comparison is at fault, not the claim: one run of the first look on validation data chose a step of 54 for correlated noise, "
-        "with which single runs differ by 1.7 points (0.4 with 18). At DP-SGD's own step, 18, nu has 1.53 ± 0.05 and BLT 1.48 ± 0.05 "
-        "points more than DP-SGD on the test data (30 seeds from 3001 on, asked after the third look).",
-    ),
-)
-_PAPER = "137 fresh pairs of runs at eps = 0.3 would, 1.7 hours of one core; there is no command for them."
-# What decides what is undecided, in the same form: seeds for a chance of 95 per cent, and the time of one core.
-_DECIDED_BY = (
-    ("mnist-logistic", "sigma = 3 improves", _PAPER),
-    ("mnist-logistic", "figure 4: sigma = 3 improves", _PAPER),
-)
-
-
 def reason(experiment: str, claim: dict[str, Any]) -> str:
-    """A sentence for a claim that does not hold, from the table above; for an undecided one also what would decide it."""
+    """A sentence for a claim that does not hold, from ``results_page.toml``; for an undecided one also what would decide it."""
     if claim["verdict"] not in (REFUTED, UNDECIDED):
         return ""
-    known = _REASONS if claim["verdict"] == REFUTED else _DECIDED_BY
-    why = next((why for name, begins, why in known if name == experiment and claim["says"].startswith(begins)), "")
+    known = [(one["why"], *of) for one in tables("results_page.toml")[claim["verdict"]] for of in one["claims"]]
+    why = next((why for why, name, begins in known if name == experiment and claim["says"].startswith(begins)), "")
     if claim["verdict"] == REFUTED:
         return why
     gap = abs(claim["found"] - claim["expected"])

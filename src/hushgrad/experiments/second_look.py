@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hushgrad._printed import at_most
-from hushgrad.experiments.base import Claim, Context, Findings, Table
+from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Table
 from hushgrad.experiments.picture import panel
-from hushgrad.experiments.training import gain, mean_and_error
-
-FRESH, FRESHER = 101, 1001  # the first seeds of a second and of a third look: those of the looks before are smaller
+from hushgrad.experiments.training import mean_and_error, plus_minus, seeds_to_decide
 
 
 class Run(NamedTuple):
@@ -22,26 +20,31 @@ class Run(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Two runs to compare, the number of seeds that decides, and the claim from the values of both, seed by seed."""
+    """Two runs to compare, the number of seeds that decides, and the name of the claim."""
 
     better: Run
     worse: Run
     seeds: int
-    judge: Callable[[Sequence[float], Sequence[float]], Claim]
+    claim: str
 
 
-def second_look(
-    context: Context, looks: Sequence[Look], value: Callable[[Run, int], float], unit: str, *, fresh: int = FRESH
-) -> Findings:
+Judge = Callable[[Look, Sequence[float], Sequence[float]], Claim]
+
+
+def second_look(context: Context, again: Experiment, value: Callable[[Run, int], float], judge: Judge, unit: str) -> Findings:
     """Each run on fresh seeds alone, compared seed by seed; a run of two comparisons is made once.
 
     Args:
         context: the seed that fresh ones are counted from.
-        looks: what is compared.
+        again: what is compared, and the first seed, beyond those of earlier looks.
         value: what a run gives with a seed.
+        judge: the claim from the values of both runs, seed by seed.
         unit: what this value is, for the page.
-        fresh: the first seed, beyond those of earlier looks.
     """
+    tables, fresh = (again.quick or again.looks) if context.quick else again.looks, again.fresh
+    looks = [
+        Look(Run(*t["better"]), Run(*t["worse"]), 2 if context.quick else seeds_to_decide(*t["seen"]), t["claim"]) for t in tables
+    ]
     wanted: dict[Run, int] = {}
     for look in looks:
         for run in (look.better, look.worse):
@@ -50,10 +53,11 @@ def second_look(
     for run, seed in context.track([(run, seed) for run, count in wanted.items() for seed in range(count)], "fresh seeds"):
         values[run].append(value(run, context.seed + fresh + seed))
     pairs = [(values[look.better][: look.seeds], values[look.worse][: look.seeds]) for look in looks]
+    differences = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
     return Findings(
-        claims=tuple(look.judge(*pair) for look, pair in zip(looks, pairs, strict=True)),
-        tables=(_table(looks, pairs, unit),),
-        draw=lambda figure: _draw(figure, looks, [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs], unit, fresh),
+        claims=tuple(judge(look, *pair) for look, pair in zip(looks, pairs, strict=True)),
+        tables=(_table(looks, pairs, differences, unit),),
+        draw=lambda figure: _draw(figure, looks, differences, unit, fresh),
         caption=f"Differences in {unit}, seed by seed; the line is their mean, the band two standard errors.",
         data={
             "values": {f"{r.method}, {at_most(r.epsilon, 6)}": v for r, v in values.items()},
@@ -62,22 +66,20 @@ def second_look(
     )
 
 
-def _table(looks: Sequence[Look], pairs: Sequence[tuple[list[float], list[float]]], unit: str) -> Table:
+def _table(
+    looks: Sequence[Look], pairs: Sequence[tuple[list[float], list[float]]], differences: Sequence[list[float]], unit: str
+) -> Table:
     rows: list[tuple[Any, ...]] = []
-    for look, pair in zip(looks, pairs, strict=True):
+    for look, pair, difference in zip(looks, pairs, differences, strict=True):
         for run, values in zip(look[:2], pair, strict=True):
-            rows.append((run.method, run.epsilon, run.rate, look.seeds, _cell(mean_and_error(values))))
-        rows.append((f"{look.better.method} minus {look.worse.method}", "", "", look.seeds, _cell(gain(*pair))))
+            rows.append((run.method, run.epsilon, run.rate, look.seeds, plus_minus(values, 3)))
+        rows.append((f"{look.better.method} minus {look.worse.method}", "", "", look.seeds, plus_minus(difference, 3)))
     return Table(
         title=f"{unit[0].upper()}{unit[1:]}, mean ± standard error over fresh seeds; how many was fixed before the run, from the "
         "paired differences of the look before",
         columns=("method", "eps", "step size (the first look's choice)", "seeds", unit),
         rows=tuple(rows),
     )
-
-
-def _cell(value: tuple[float, float]) -> str:
-    return f"{value[0]:.3f} ± {value[1]:.3f}"
 
 
 def _draw(figure: Any, looks: Sequence[Look], differences: Sequence[list[float]], unit: str, fresh: int) -> None:

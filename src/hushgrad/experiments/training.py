@@ -24,9 +24,9 @@ MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 _SPLIT_SEED = 7  # of the validation split: public, and the same in every run
 
 
-def real_data(context: Context, name: str) -> Data:
-    """The image set ``name`` in the folder that ``--data`` names."""
-    return DATA[name](path=str(folder(context, name)))
+def image_data(context: Context, name: str) -> Data:
+    """The image set ``name`` in the folder that ``--data`` names; the embedded digits for the quick form."""
+    return DATA["digits"]() if context.quick else DATA[name](path=str(folder(context, name)))
 
 
 def folder(context: Context, name: str) -> Path:
@@ -56,18 +56,15 @@ def trained(
     seed: int,
     groups: Grouping | None = None,
     part: int | None = None,
-    schedule: Callable[[int], float] | None = None,
 ) -> nn.Module:
     """``model`` after the run of ``plan``, with the average of the iterates if the plan has one.
 
-    ``part`` is the largest physical batch, ``schedule`` a factor of the learning rate by step. The noise is drawn from the
-    public ``seed``: these are measurements of accuracy on public data, not releases.
+    ``part`` is the largest physical batch. The noise is drawn from the public ``seed``: these are measurements of accuracy on public
+    data, not releases.
     """
-    steps = optimizer(model.parameters())
-    scheduler = None if schedule is None else torch.optim.lr_scheduler.LambdaLR(steps, schedule)
-    private = make_private(model, steps, plan, seed=seed)
+    private = make_private(model, optimizer(model.parameters()), plan, seed=seed)
     try:
-        run_steps(private, F.cross_entropy, data, max_physical_batch=part, groups=groups, scheduler=scheduler)
+        run_steps(private, F.cross_entropy, data, max_physical_batch=part, groups=groups)
         if plan.average is not None:
             with private.averaged():
                 kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -123,14 +120,14 @@ def seeds_to_decide(difference: float, deviation: float) -> int:
     return math.ceil(((NOISE + NormalDist().inv_cdf(0.95)) * deviation / difference) ** 2)
 
 
-def percent(values: Sequence[float]) -> str:
+def plus_minus(values: Sequence[float], digits: int = 2) -> str:
     """``mean ± standard error`` for a table.
 
-    >>> percent([80.0, 82.0])
+    >>> plus_minus([80.0, 82.0])
     '81.00 ± 1.00'
     """
     mean, error = mean_and_error(values)
-    return f"{mean:.2f} ± {error:.2f}" if len(values) > 1 else f"{mean:.2f}"
+    return f"{mean:.{digits}f}" + (f" ± {error:.{digits}f}" if len(values) > 1 else "")
 
 
 def bars(axes: Any, x: Sequence[float], runs: Sequence[Sequence[float]], **look: Any) -> None:

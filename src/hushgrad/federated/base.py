@@ -27,11 +27,10 @@ from hushgrad.federated.audited import AuditedRounds
 from hushgrad.federated.check_ins import CheckIns, as_ids
 from hushgrad.federated.cohorts import Separated, cohorts_of
 from hushgrad.federated.contract import messenger_of, require_plan, server_optimizer_of
-from hushgrad.federated.directory import ServerDirectory
+from hushgrad.federated.directory import PersistentStrategy, ServerDirectory
 from hushgrad.federated.grids import CarefulGrid, NarrowGrid
 from hushgrad.federated.layout import Layout
 from hushgrad.federated.optimizers import ServerOptimizer
-from hushgrad.federated.persistence import PersistentStrategy
 from hushgrad.federated.replies import OpenRound, RawRound, collected
 from hushgrad.federated.shares import Shares, ShareSum
 from hushgrad.guarantee import Guarantee, Ledger

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from hushgrad._lazy_import import later
 
 if TYPE_CHECKING:
-    from hushgrad.recipes.augmented import AugmentedImages
     from hushgrad.recipes.data import DATA
-    from hushgrad.recipes.dataset import Data, from_datasets, label_numbers, labelled
+    from hushgrad.recipes.dataset import AugmentedImages, Data, from_datasets, label_numbers, labelled
     from hushgrad.recipes.encoders import ByteEncoder, Encoder, TableEncoder, TensorEncoder, TextEncoder
-    from hushgrad.recipes.exporting import export
     from hushgrad.recipes.images import ImageEncoder
     from hushgrad.recipes.metrics import evaluate
     from hushgrad.recipes.models import MODELS, WideResNet
-    from hushgrad.recipes.predict import Predictor, load_predictor
+    from hushgrad.recipes.predict import Predictor, export, load_predictor
     from hushgrad.recipes.recipe import Recipe
     from hushgrad.recipes.recipe_file import DEMO, load_recipe
     from hushgrad.recipes.saved import Description, describe, load_model, read_description, save_model

@@ -21,6 +21,7 @@ from torch import Tensor
 from hushgrad import _check
 from hushgrad._value import LATER
 from hushgrad.recipes.column import Column, Number
+from hushgrad.recipes.encoders import unit_rows
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.table_file import Records, cells_of, read_cells, require_form
 
@@ -107,8 +108,7 @@ class Columns(LearningEncoder):
         known = {c.name: (c.place(cells), c.places) for c, cells in zip(self.columns, prepared, strict=True)}
         blocks = [_block(*known[column.name]) for column in self.columns]
         blocks += [_block(*_pairs(*known[one], *known[other])) for one, other in self.crosses]
-        inputs = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
-        return inputs / inputs.norm(dim=1, keepdim=True).clamp(min=1e-6)
+        return unit_rows(torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32)))
 
 
 def crossed(pairs: Any, columns: Sequence[Column]) -> tuple[tuple[str, str], ...]:

@@ -18,10 +18,9 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.augmented import AugmentedImages
 from hushgrad.recipes.column import columns_of
 from hushgrad.recipes.columns import Columns
-from hushgrad.recipes.dataset import Data, Learn, labelled
+from hushgrad.recipes.dataset import AugmentedImages, Data, Learn, labelled
 from hushgrad.recipes.encoders import WORD_BUCKETS, ByteEncoder, Encoder, TableEncoder, TextEncoder
 from hushgrad.recipes.files import find, read_cifar10, read_idx
 from hushgrad.recipes.image_features import ImageFeatures

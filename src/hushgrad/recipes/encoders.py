@@ -97,6 +97,11 @@ class TableEncoder(Encoder):
         return read_cells(path, self.columns, **about)  # type: ignore[arg-type]
 
 
+def unit_rows(rows: Tensor) -> Tensor:
+    """Each row divided by its length; rows of 0 stay so."""
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
+
+
 def _finite(text: str) -> float | None:
     try:
         x = float(text)

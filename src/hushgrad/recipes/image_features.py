@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hushgrad import _check
 from hushgrad.recipes.dead_leaves import balanced
+from hushgrad.recipes.encoders import unit_rows
 from hushgrad.recipes.images import ImageEncoder
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.patches import patches
@@ -69,13 +70,15 @@ class ImageFeatures(LearningEncoder):
             images = F.adaptive_avg_pool2d(images, LARGEST)
         waves = scattering(images, centred=self.mirrored)
         waves = balanced(mirror_halves(waves) if self.mirrored else waves)
-        return _unit(torch.cat([_unit(waves), _unit(patches(images, mirrored=self.mirrored).flatten(1))], dim=1)).half()
+        return unit_rows(
+            torch.cat([unit_rows(waves), unit_rows(patches(images, mirrored=self.mirrored).flatten(1))], dim=1)
+        ).half()
 
     def statistic(self, prepared: Tensor, chosen: np.ndarray, shares: np.ndarray) -> Tensor:
         """The sum of the rows, each scaled to the length of its share."""
         total = torch.zeros(prepared.shape[1], dtype=torch.float64)
         for part, share in zip(*(torch.from_numpy(of_each).split(_CHUNK) for of_each in (chosen, shares)), strict=True):
-            total += (_unit(prepared[part].double()) * share[:, None]).sum(dim=0)
+            total += (unit_rows(prepared[part].double()) * share[:, None]).sum(dim=0)
         return total
 
     def learned(self, noisy: Tensor, records: float) -> ImageFeatures:
@@ -85,13 +88,9 @@ class ImageFeatures(LearningEncoder):
     def finished(self, prepared: Tensor) -> Tensor:
         """Rows minus the mean, scaled to length 1."""
         centre = torch.tensor(self.mean)
-        parts = [_unit(part.float() - centre).half() for part in prepared.split(_CHUNK)]
+        parts = [unit_rows(part.float() - centre).half() for part in prepared.split(_CHUNK)]
         return torch.cat(parts)
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """Read images."""
         return self.images.read(path, names)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)

@@ -1,7 +1,11 @@
-"""Predictions from a model file alone. Using a released model is post-processing: it costs no privacy for the training records."""
+"""Predictions from a model file alone, and the network for other programs: torch.export's .pt2 files, and ONNX.
+
+Using a released model is post-processing: it costs no privacy for the training records.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +16,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hushgrad import _check
+from hushgrad.errors import ArgumentError
 from hushgrad.recipes.dataset import label_numbers
 from hushgrad.recipes.encoders import ByteEncoder, Encoder
 from hushgrad.recipes.files import utf8
 from hushgrad.recipes.saved import Description, load_model, read_description
 from hushgrad.recipes.table_file import Records
+from hushgrad.release.atomic import written
 
 _BATCH = 1000
 
@@ -100,3 +106,48 @@ def _there(path: str | Path) -> Path:
     if not Path(path).exists():
         _check.fail("file", str(path), "to be there", "Give a file of records, as the model was trained on.")
     return Path(path)
+
+
+def export(predictor: Predictor, path: str | Path) -> None:
+    """Write a trained network as a .pt2 file (``torch.export.load``) or as a .onnx file; batches of any size.
+
+    Args:
+        predictor: from :func:`~hushgrad.recipes.load_predictor`.
+        path: its ending says which form is meant.
+
+    Raises:
+        ArgumentError: for another ending, or where the packages for ONNX are not installed.
+    """
+    about = predictor.description
+    kind = torch.int64 if about.vocabulary else torch.float32
+    example = torch.zeros((2, *about.shape), dtype=kind)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=1 << 20)},)
+    ending = Path(path).suffix
+    _check.one_of((".pt2", ".onnx"), ending=ending)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own advice about its own classes
+        if ending == ".pt2":
+            program = torch.export.export(predictor.model, (example,), dynamic_shapes=shapes)
+            written(path, lambda buffer: torch.export.save(program, buffer))  # into memory: torch ends the process on a full disk
+            return
+        _onnx(predictor, example, path)
+
+
+def _onnx(predictor: Predictor, example: torch.Tensor, path: str | Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ArgumentError("ONNX files need onnx and onnxscript. Install them with pip install 'hushgrad[onnx]'.") from None
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.onnx.export(
+        predictor.model,
+        (example,),
+        input_names=["inputs"],
+        output_names=["scores"],
+        dynamic_shapes=shapes,
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None  # as dynamo=True promises
+    written(path, lambda buffer: buffer.write(program.model_proto.SerializeToString()))

@@ -25,7 +25,7 @@ from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.budget.file_digests import require_own_model
 from hushgrad.errors import ArgumentError
-from hushgrad.recipes.code import imported
+from hushgrad.recipes.calls import imported
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.encoders import Encoder
 from hushgrad.recipes.models import MODELS

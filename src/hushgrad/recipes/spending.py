@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Collection, Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushgrad import _check
 from hushgrad.budget import Ledger, Policy, Reservation
+from hushgrad.budget.file_digests import file_sha256
 from hushgrad.budget.folder import RESERVATION, SETTLED, owners_of, reservation_of
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event
@@ -157,7 +157,7 @@ class Spending:
         if self._ledger is None or self._reservation is None:
             return
         file = self._out / "model.safetensors"
-        model = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        model = file_sha256(file) if file.is_file() else ""
         done = self._ledger.commit(self._reservation, event, model=model, owner=self._owner)
         status = self._ledger.status(done.dataset)
         budget = {"budget_epsilon": status.dataset.epsilon, "budget_delta": status.dataset.delta}

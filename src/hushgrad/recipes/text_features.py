@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hushgrad import _check
 from hushgrad._value import LATER
-from hushgrad.recipes.encoders import read_texts
+from hushgrad.recipes.encoders import read_texts, unit_rows
 from hushgrad.recipes.files import utf8
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.table_file import Records
@@ -83,7 +83,7 @@ class TextFeatures(LearningEncoder):
 
     def statistic(self, prepared: Tensor, chosen: np.ndarray, shares: np.ndarray) -> Tensor:
         """The sum of the looks, each scaled to the length of its share."""
-        looks = _rows_of_length_1(prepared[torch.from_numpy(chosen), :LOOKS].double())
+        looks = unit_rows(prepared[torch.from_numpy(chosen), :LOOKS].double())
         return (looks * torch.from_numpy(shares)[:, None]).sum(dim=0)
 
     def learned(self, noisy: Tensor, records: float) -> TextFeatures:
@@ -93,9 +93,9 @@ class TextFeatures(LearningEncoder):
     def finished(self, prepared: Tensor) -> Tensor:
         """One row for each text."""
         if self.mean is not None:
-            looks = _rows_of_length_1(prepared[:, :LOOKS] - torch.tensor(self.mean))
+            looks = unit_rows(prepared[:, :LOOKS] - torch.tensor(self.mean))
             prepared = torch.cat([looks, prepared[:, LOOKS:]], dim=1)
-        return _rows_of_length_1(prepared)
+        return unit_rows(prepared)
 
     def read(self, path: Path, names: Sequence[str] = ()) -> Records:
         """Lines of a file (``text``, or ``label<TAB>text``), or the .txt files of a folder."""
@@ -107,10 +107,6 @@ class TextFeatures(LearningEncoder):
             code = zlib.crc32(utf8(word))
             sums[code % self.buckets] += 1.0 if code >> 31 else -1.0
         return np.sign(sums) * np.sqrt(np.abs(sums))
-
-
-def _rows_of_length_1(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
 
 def _unit(row: np.ndarray) -> np.ndarray:

@@ -112,10 +112,9 @@ def _metadata(path: Path) -> dict[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; nothing if there is none."""
     try:
-        content = _check.parsed(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError):
+        return _check.parsed_object(path.read_bytes()) if path.is_file() else {}
+    except OSError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 # Erasing ----------------------------------------------------------------------------------------------------------------

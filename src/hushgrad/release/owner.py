@@ -198,10 +198,9 @@ class Owner:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = _check.parsed(self._path.read_text())
-        except (OSError, ValueError):  # missing or half-written: no owner to name
+            return _check.parsed_object(self._path.read_bytes())
+        except OSError:  # missing: no owner to name
             return {}
-        return content if isinstance(content, dict) else {}
 
     def _age(self) -> float:
         """Seconds since the lease was last touched, by the clock of the disk's own machine."""

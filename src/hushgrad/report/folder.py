@@ -165,14 +165,5 @@ def _text(path: Path) -> str:
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     """The metrics of all steps, without lines that a killed run cut short."""
-    if not path.is_file():
-        return ()
-    found = []
-    for line in _text(path).splitlines():
-        try:
-            item = _check.parsed(line)
-        except ValueError:
-            continue
-        if isinstance(item, dict):
-            found.append(item)
-    return tuple(found)
+    lines = _text(path).splitlines() if path.is_file() else ()
+    return tuple(item for line in lines if (item := _check.parsed_object(line)))

@@ -14,11 +14,10 @@
 | ``access_control`` | who may ask, and the headers of every answer |
 | ``pages``, ``api``, ``problems`` | HTML, JSON, and errors in both |
 | ``views`` | templates |
-| ``app``, ``listen`` | the application, and the server around it |
+| ``app`` | the application, and the server around it |
 """
 
-from hushgrad.serve.app import create_app
-from hushgrad.serve.listen import serve
+from hushgrad.serve.app import create_app, serve
 from hushgrad.serve.settings import Settings
 
 __all__ = ["Settings", "create_app", "serve"]

@@ -45,7 +45,7 @@ def read_series(folder: RunFolder, *, raw: bool, points: int = _POINTS) -> Serie
     step, steps, has_raw = 0, 0, False
     found: dict[str, dict[int, float]] = {}
     for line in _thinned(lines, points):
-        metrics = _parsed(line)
+        metrics = _check.parsed_object(line)
         at = _count(metrics.get("step"))
         if at is None:
             continue
@@ -65,14 +65,6 @@ def _thinned(lines: list[str], points: int) -> list[str]:
     every = max(1, len(lines) // points)
     last = len(lines) - 1
     return [line for k, line in enumerate(lines) if k % every == 0 or k == last or '"test_' in line]
-
-
-def _parsed(line: str) -> dict[str, object]:
-    try:
-        metrics = _check.parsed(line)
-    except ValueError:
-        return {}
-    return metrics if isinstance(metrics, dict) else {}
 
 
 def _number(value: object) -> float | None:

@@ -24,9 +24,9 @@ from hushgrad.release.journal import Journal
 from hushgrad.release.keys import RunKey
 from hushgrad.release.lazy import LazyTables, require_lazy_plan
 from hushgrad.release.placement import placement_of
-from hushgrad.release.placement.device import with_cipher
 from hushgrad.release.placement.lockstep import SOMETIMES, CheckedTogether
 from hushgrad.release.placement.sharded import is_sharded
+from hushgrad.release.placement.whole import with_cipher
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.train.after.averaged import Averaged

@@ -8,8 +8,7 @@
 
 | file | what is in it |
 |---|---|
-| ``cost`` | the distribution of the number of trials, the theorem, calibration |
-| ``draws`` | all random choices as functions of one key |
+| ``cost`` | the distribution of the number of trials, the theorem, calibration; all random choices as functions of one key |
 | ``space`` | the candidates |
 | ``price`` | a search before it begins: the noise of each candidate, and what it costs |
 | ``score`` | scores that are covered by the guarantee, or public |
@@ -23,8 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hushgrad._lazy_import import later
-from hushgrad.tuning.cost import Stopping, TuningCost, calibrated_noise, tuning_cost
-from hushgrad.tuning.draws import Draws, number_of_trials
+from hushgrad.tuning.cost import Draws, Stopping, TuningCost, calibrated_noise, number_of_trials, tuning_cost
 
 if TYPE_CHECKING:
     from hushgrad.tuning.price import Priced, priced

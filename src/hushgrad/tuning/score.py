@@ -24,8 +24,7 @@ from torch.utils.data import TensorDataset
 from hushgrad import _check
 from hushgrad.events import Compose, Event, Gaussian
 from hushgrad.noise import Source
-from hushgrad.recipes.augmented import AugmentedImages
-from hushgrad.recipes.dataset import Data
+from hushgrad.recipes.dataset import AugmentedImages, Data
 from hushgrad.recipes.metrics import evaluate
 from hushgrad.tuning.space import Settings
 

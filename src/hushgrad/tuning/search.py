@@ -12,7 +12,7 @@ from hushgrad._printed import at_most
 from hushgrad.budget import Policy, read_policy
 from hushgrad.budget.folder import SETTLED
 from hushgrad.errors import ArgumentError, CaptureError, HushgradError, NoTheorem, NotIsolated
-from hushgrad.recipes.code import require_code_allowed
+from hushgrad.recipes.calls import require_code_allowed
 from hushgrad.recipes.dataset import Data
 from hushgrad.recipes.learned_encoder import ENCODER, LearnedEncoder
 from hushgrad.recipes.recipe import Recipe
@@ -25,7 +25,7 @@ from hushgrad.release.journal import JOURNAL, WAYS_ON, Journal
 from hushgrad.release.keys import KEY, RunKey, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
 from hushgrad.sampling.data_digest import identity_of
-from hushgrad.tuning.draws import Draws
+from hushgrad.tuning.cost import Draws
 from hushgrad.tuning.files import found, outcome_of, write
 from hushgrad.tuning.price import Priced, priced
 from hushgrad.tuning.score import held_out, private_score

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hushgrad.release.placement.device import OnDevice
-from hushgrad.release.placement.replicated import Replicated
 from hushgrad.release.placement.sharded import Sharded, is_sharded
-from hushgrad.release.placement.whole import Whole
+from hushgrad.release.placement.whole import OnDevice, Replicated, Whole
 from hushgrad.release.placement.world import World
 
 if TYPE_CHECKING:

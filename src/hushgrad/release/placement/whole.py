@@ -1,9 +1,13 @@
-"""Whole placement: every parameter is in this process. Also the methods called between steps; for those in a step, see the core."""
+"""Placements of whole parameters: in this process, on a device, or in each of several processes that share the work.
+
+Also the methods that are called between steps; for those in a step, see the core.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +15,16 @@ from torch import Tensor, nn
 from hushgrad.clipping.parameter_placement import ParameterPlacement
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.noise.base import NoiseStream
+from hushgrad.noise.device_noise import kernel_for
 from hushgrad.noise.streams.prefetch import drawn_ahead
 from hushgrad.release.core import Placement
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["Whole"]
+if TYPE_CHECKING:
+    from hushgrad.train.plan import Plan
+
+__all__ = ["OnDevice", "Replicated", "Whole", "draws_there", "with_cipher"]
 
 
 class Whole(Placement, ParameterPlacement):
@@ -84,3 +92,57 @@ class Whole(Placement, ParameterPlacement):
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Micro-batches of at most ``size`` examples."""
         return batch.split(size)
+
+
+class Replicated(Whole):
+    """Whole parameters in each of W processes. Each adds its part of the noise to its own sum; then the sums are added up."""
+
+    finishes = False
+
+    @property
+    def draws_all(self) -> bool:
+        """One part of W, of every parameter."""
+        return False
+
+    def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
+        """A range of each flattened sum, assigned as FSDP does, so that a checkpoint fits both."""
+        parts = []
+        for name, buffer in buffers.items():
+            offset, count = self.world.part(buffer.numel())
+            parts.append((name, buffer.view(-1).narrow(0, offset, count), offset))  # a view, or an error: never a copy
+        return parts
+
+    def gather(self, buffers: dict[str, Tensor]) -> None:
+        """Add each process's part to zeros of the others: the parts themselves, bit for bit."""
+        for name, part, offset in self.own(buffers):
+            flat = buffers[name].view(-1)
+            flat[:offset] = 0
+            flat[offset + part.numel() :] = 0
+        self.world.add_up(buffers.values())
+
+    def add_up(self, buffers: dict[str, Tensor]) -> None:
+        """One message with all sums and all parts of the noise."""
+        self.world.add_up(buffers.values())
+
+
+class OnDevice(Whole):
+    """Whole, on a device: a row of noise is one launch, or one copy, and the sums are added to it in place."""
+
+    waited_for = False
+
+    def early(self, scattered: frozenset[str]) -> list[str]:
+        """All: adding to noise that exists costs no further launch."""
+        return list(self.params)
+
+
+def draws_there(params: Mapping[str, Tensor]) -> bool:
+    """Whether all parameters are on devices that have a kernel for noise."""
+    devices = {p.device for p in params.values()}
+    return all(device.type != "cpu" and kernel_for(device) is not None for device in devices)
+
+
+def with_cipher(plan: Plan, params: Mapping[str, Tensor]) -> Plan:
+    """The plan of a run whose parameters are here: a plan without a cipher gets the one of the device."""
+    if plan.cipher is None and not plan.secure and draws_there(params):
+        return replace(plan, cipher="chacha20")
+    return plan
