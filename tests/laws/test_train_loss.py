@@ -465,3 +465,46 @@ def test_an_example_by_itself_does_not_see_its_batch(loss):
 
 def test_losses_that_draw_are_not_compared_with_themselves():
     _run(lambda out, y: F.cross_entropy(out + torch.randn_like(out), y), steps=1)
+
+
+def _written(name, where):
+    """A loss that writes into its outputs or targets: before it computes with them, or afterwards."""
+
+    def loss(out, y):
+        t = out if name == "outputs" else y
+        if where == "before":
+            t.clamp_(0, 1)
+        if where == "by loop":
+            t.clamp_(0, 1)
+            assert out.sum().item() < 1e9
+        made = out.square() * F.one_hot(y, CLASSES) if name == "outputs" else -out.log_softmax(-1).gather(1, y[:, None])
+        if where == "afterwards":
+            t.clamp_(0, 1)
+        return made.sum(-1)
+
+    return loss
+
+
+@pytest.mark.parametrize("name", ["outputs", "targets"])
+@pytest.mark.parametrize("where", ["before", "by loop"])
+def test_a_loss_may_write_into_what_it_is_given_before_it_uses_it(name, where):
+    fn = _written(name, where)
+
+    def plain(private, model, x, y, own):
+        fn(model(x), y).mean().backward()
+
+    private, weights = _run(fn)
+    torch.testing.assert_close(weights, _run(step=plain)[1], atol=1e-5, rtol=1e-5)
+    assert VOUCHED not in private.spent().notes
+
+
+@pytest.mark.parametrize("name", ["outputs", "targets"])
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_a_loss_that_writes_into_what_it_has_used_is_refused_in_a_sentence(name, of_batch):
+    fn = _written(name, "afterwards")
+
+    def step(private, model, x, y, own):
+        private.loss(lambda model, x, y: fn(model(x), y).mean())(model, x, y).backward()
+
+    with pytest.raises(CaptureError, match=r"t = t\.clone\(\)"):
+        _run(None if of_batch else fn, step=step if of_batch else None)

@@ -124,3 +124,23 @@ def test_parts_that_were_passed_leave_nothing_behind(users):
     private.optimizer.step()
     private.detach()
     assert alive[250] - alive[100] < 150  # less than one for each part
+
+
+def _each(batch, passed):
+    for i in range(0, len(batch[0]), 3):
+        passed((batch[0][i : i + 3], batch[1][i : i + 3]))
+
+
+def _whole_and_part(batch, passed):
+    passed(batch)
+    passed((batch[0][:2], batch[1][:2]))
+
+
+def _first(batch, passed):
+    passed((batch[0][:4], batch[1][:4]))
+
+
+@pytest.mark.parametrize("loop", [_each, _whole_and_part, _first])
+def test_parts_that_are_cut_by_hand_are_refused_with_the_way_to_cut_them(loop):
+    with pytest.raises(CaptureError, match=r"batch\.split\(size\)"):
+        _run(loop)

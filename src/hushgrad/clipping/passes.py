@@ -13,6 +13,7 @@ from hushgrad.clipping._torch import eagerly
 from hushgrad.clipping.layout import Kind
 from hushgrad.clipping.proof.input_variants import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
+from hushgrad.clipping.proof.messages import of_other_size
 from hushgrad.clipping.proof.read_pass import Reader
 from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Known, Structure, is_packed
@@ -82,7 +83,8 @@ class Passes:
         B = expected if expected is not None else self._counted(inputs)
         if B == 0:
             return 0, [], key, False
-        doubtful = aside or (expected is not None and not _may_hold(tensors, B))
+        other = expected is not None and not _may_hold(tensors, B)
+        doubtful = aside or other
         again = any(structure.fits(tensors, B) for structure in self.known.proved(key))
         try:
             structure = self._proved(inputs, B, for_good=not doubtful, again=again, faint=faint)
@@ -91,8 +93,14 @@ class Passes:
                 raise
             # So it is an evaluation; a gradient that comes back is refused.
             self._tape.failure, self._tape.aside = None, str(error)
+            self._put_aside(tensors, B if other else None)
             return None
         return B, [structure] if B > 1 else [], self._key_of(inputs), True
+
+    def _put_aside(self, tensors: list[Any], expected: int | None) -> None:
+        """Note why a pass whose inputs do not hold so many examples is not part of the batch, for a gradient that comes back from it."""
+        if expected is not None:
+            self._tape.aside = of_other_size([tuple(t.data.shape) for t in tensors], expected)
 
     def _key_of(self, inputs: Any) -> Any:
         return self.attributes.key([*map(data_of, leaves(inputs))])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hushgrad.clipping.proof.fixed_randomness import as_it_was
 from hushgrad.clipping.proof.inputs import Reading, leaves, mapped
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
-from hushgrad.train.loss_arguments import ordinary
+from hushgrad.train.loss_arguments import gradients, ordinary
 from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.trial_passes import Constant, aside
 
@@ -138,7 +138,7 @@ def _on(fn: Loss, batch: Any, wanted: Sequence[Tensor]) -> Tensor:
         loss = _taken(fn, batch)
         if not wanted or not loss.requires_grad:
             return loss.detach()
-        found = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True, allow_unused=True)
+        found = gradients(loss.sum(), wanted)
     return torch.stack([torch.arange(1, g.numel() + 1, device=g.device).to(g).sin_().dot(g.flatten()) for g in found])
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping.proof.inputs import inside, leaves, mapped
-from hushgrad.errors import ArgumentError
+from hushgrad.errors import ArgumentError, CaptureError
 
-__all__ = ["Arguments", "has_rows", "ordinary", "rows_of"]
+__all__ = ["Arguments", "gradients", "has_rows", "ordinary", "rows_of"]
 
 
 class Arguments:
@@ -33,8 +33,8 @@ class Arguments:
         return Arguments(self.fn, mapped(self.args, lambda t: t.detach()[which].requires_grad_(t.requires_grad)))
 
     def together(self) -> Tensor:
-        """The function's result for all examples: one number, or one for each."""
-        return _mean_of_each(self.fn(*self.args))
+        """The function's result for all examples: one number, or one for each. It gets copies, in which it may write."""
+        return _mean_of_each(self.fn(*mapped(self.args, torch.clone)))
 
     def at_once(self) -> Tensor:
         """Its result for each example alone, by vmap."""
@@ -79,6 +79,23 @@ def rows_of(data: Any, examples: int, remedy: str) -> list[Tensor]:
             "which single examples cannot be taken. Give it the tensors themselves."
         )
     return found
+
+
+def gradients(loss: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of a loss that is tried.
+
+    Raises:
+        CaptureError: it has written over what they are computed from.
+    """
+    try:
+        return torch.autograd.grad(loss, wanted, materialize_grads=True)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise CaptureError(
+            "The loss writes into a tensor after it has computed with it (an operation whose name ends in _, or t[...] = ...), so it has "
+            "no gradient any more. Let it make a new tensor: t = t.clamp(0, 1) in place of t.clamp_(0, 1), or begin with t = t.clone()."
+        ) from error
 
 
 def _closed(value: Any) -> Any:

@@ -20,7 +20,7 @@ from hushgrad import _check
 from hushgrad.clipping.device_sum import filled
 from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.train.batch_means import MIXED, Means, Rows, same
-from hushgrad.train.loss_arguments import Arguments, ordinary, rows_of
+from hushgrad.train.loss_arguments import Arguments, gradients, ordinary, rows_of
 from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.reachable_state import ReachableState, binds_data, made_by
 from hushgrad.train.trial_passes import Constant
@@ -210,5 +210,5 @@ def _unreduced(fn: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
 def _same_gradient(whole: Tensor, alone: Tensor, wanted: list[Tensor]) -> bool:
     if not wanted:
         return True
-    pairs = (torch.autograd.grad(loss, wanted, materialize_grads=True) for loss in (whole, alone))
+    pairs = (gradients(loss, wanted) for loss in (whole, alone))
     return all(same(a, b) for a, b in zip(*pairs, strict=True))

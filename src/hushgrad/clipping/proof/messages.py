@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.seal import Broken
 
-__all__ = ["INTERRUPTED", "differentiated", "disproportionate", "exchanged", "refusal"]
+__all__ = ["INTERRUPTED", "differentiated", "disproportionate", "exchanged", "of_other_size", "refusal"]
 
 
 def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
@@ -50,6 +50,15 @@ INTERRUPTED = (
     "A pass of this step was interrupted (Ctrl-C), and another one was begun after it: what each gave cannot be told "
     "apart. Ask for a new private.loader(), which deals this batch again (with a bare Capture, call its discard())."
 )
+
+
+def of_other_size(sizes: Sequence[tuple[int, ...]], examples: int) -> str:
+    """The message for a pass whose inputs, of these sizes, do not hold the examples of the batch, if a gradient comes back from it."""
+    given = ", ".join(map(str, sizes[:2])) or "no tensor"
+    return (
+        f"The model was given {given}, the batch has {examples} examples. To run a batch in parts, loop over batch.split(size): "
+        "forward and backward for each part, then one optimizer.step() (with a bare Capture, call examples(count) before each part)."
+    )
 
 
 def differentiated(name: str) -> str:
