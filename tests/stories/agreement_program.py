@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from hushgrad.errors import HushgradError
 from hushgrad.train import Plan, make_private
@@ -17,6 +19,7 @@ PLANS = {
     "noise": {"noise_multiplier": 1e-6},
     "steps": {"steps": 9},
 }
+OTHERS = {"number": "as ever", "code": "as ever", "augmented": "augmented", "unseeded": "unseeded"}  # what process 0 is given
 
 
 def _private(what: str = "", **options):
@@ -30,7 +33,37 @@ def _private(what: str = "", **options):
     return make_private(model, optimizer, Plan.dpsgd(**{**PLAN, **PLANS.get(what, {}), **users}), **more)
 
 
-def _data(what: str = "") -> TensorDataset:
+class _Ordered(Dataset):
+    """Records whose order follows from a number in the data set, or from the code that reads it: both leave its content as it is."""
+
+    def __init__(self, what: str, data: Dataset) -> None:
+        self.what, self.data, self.first = "", data, 5 if what == "number" else 0
+        self.read = (lambda i: 31 - i) if what == "code" else (lambda i: i)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, number: int):
+        return self.data[self.read((number + self.first) % 32)]
+
+
+class _Noisy(_Ordered):
+    """Records that are augmented as they are read: from torch's generator, or from one that nobody can set."""
+
+    def __init__(self, unseeded: bool) -> None:
+        super().__init__("", _data())
+        self.unseeded = unseeded
+
+    def __getitem__(self, number: int):
+        x, y = super().__getitem__(number)
+        return x + (torch.tensor(list(os.urandom(4))) if self.unseeded else torch.randn(4)), y
+
+
+def _data(what: str = "") -> Dataset:
+    if what in ("number", "code", "as ever"):
+        return _Ordered(what, _data())
+    if what in ("augmented", "unseeded"):
+        return _Noisy(what == "unseeded")
     x = torch.randn(32, 4, generator=torch.Generator().manual_seed(7 if what == "data" else 3))
     y = (x[:, 0] > 0).long()
     order = torch.randperm(32, generator=torch.Generator().manual_seed(1)) if what == "order" else torch.arange(32)
@@ -39,7 +72,7 @@ def _data(what: str = "") -> TensorDataset:
 
 def _begun(what: str, odd: bool) -> str:
     """How a run is refused in which process 1 is given another thing; empty if it is not."""
-    given, owners = what if odd else "", [i if what == "groups" and odd else 31 - i for i in range(32)]
+    given, owners = (what if odd else OTHERS.get(what, "")), [i if what == "groups" and odd else 31 - i for i in range(32)]
     users = what.startswith("groups")
     groups = {"groups": owners} if users and not (what == "groups or none" and odd) else {}
     try:
@@ -50,9 +83,10 @@ def _begun(what: str, odd: bool) -> str:
         private.loader(_data(given), **groups)
     except HushgradError as error:
         return str(error)
+    else:
+        return " ".join(private.spent().notes)
     finally:
         private.detach()
-    return ""
 
 
 def _taken(what: str, odd: bool) -> list:

@@ -193,6 +193,35 @@ def test_what_an_earlier_batch_left_behind(where, after, examples):
     capture.detach()
 
 
+class Reads(nn.Module):
+    """Words, of whose earlier batches something is kept: integers have no size that could be changed."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.e, self.a, self.b, self.what = nn.Embedding(12, 6), nn.Linear(6, 8), nn.Linear(8, 3), what
+        self.kept = torch.zeros(8 if what == "mean" else 12)
+
+    def forward(self, words):
+        h = self.a(self.e(words))
+        if self.what == "mean":
+            before, self.kept = self.kept, 0.9 * self.kept + 0.1 * h.detach().mean((0, 1))
+            return self.b((h - before).mean(1))
+        weights = 1 / (1 + self.kept[words])
+        self.kept = self.kept + torch.bincount(words.flatten(), minlength=12)
+        return self.b((h * weights.unsqueeze(2)).mean(1))
+
+
+@pytest.mark.parametrize(("what", "examples"), [("mean", 5), ("counts", 5), pytest.param("counts", 30, marks=SLOW)])
+def test_what_earlier_words_left_behind(what, examples):
+    torch.manual_seed(4)
+    model = Reads(what)
+    capture = Capture(model, unused="zero")
+    capture.attach()
+    with pytest.raises(NotIsolated, match="an earlier batch"):
+        clipped(capture, model, (torch.randint(1, 12, (examples, 6)),))
+    capture.detach()
+
+
 def test_a_batch_of_one_is_proved_and_then_read():
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
     capture = Capture(model, loss_reduction="sum")

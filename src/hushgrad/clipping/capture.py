@@ -190,6 +190,11 @@ class Capture(Declarations, ProofInterface):
         return self._tape.sizes
 
     @property
+    def sites(self) -> tuple[Site, ...]:
+        """The captured modules."""
+        return tuple(self._sites)
+
+    @property
     def whole(self) -> bool:
         """Whether this process can run the model alone."""
         return self._held.whole

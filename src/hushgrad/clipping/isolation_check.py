@@ -22,7 +22,7 @@ from hushgrad import _check
 from hushgrad.clipping.runs import Batch, detached, run_turned, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
-__all__ = ["culprit", "isolation", "isolation_at_first_call"]
+__all__ = ["as_it_was", "culprit", "isolation", "isolation_at_first_call"]
 
 # Which example stays while all others change, and by what factor. The first one may be immune, so the last is tried, too; and a capacity
 # that is filled in order overflows if all others equal one of the last (None).
@@ -67,7 +67,7 @@ def isolation(
         )
     trained = {m: path for path, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))}
     owners = trained if apart else {}
-    with _as_it_was(model):
+    with as_it_was(model):
         finding, shared = _finding(model, inputs, kwargs, batch, owners), None
         if finding is not None:
             shared = with_squares_shared(inputs, kwargs, examples)
@@ -80,7 +80,7 @@ def isolation(
 
 def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | None:
     """A sentence, with the remedy, about the module that lets examples influence each other; None if no single module does."""
-    with _as_it_was(model):
+    with as_it_was(model):
         first = _examples((args, kwargs), 0)
         for dim in (0,) if first == examples else (0, 1):  # otherwise a width equal to the batch size would be read as examples
             try:
@@ -246,7 +246,7 @@ def _remedy(module: nn.Module) -> str:
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
+def as_it_was(model: nn.Module) -> Iterator[None]:
     """Inside, parameters do not require gradients; buffers, flags and random state are restored."""
     start, random = _buffers(model), _random_state()
     trainable = _trainable(model)

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hushgrad.clipping.proof.fixed_randomness import draw_from, host_draws
 from hushgrad.errors import ArgumentError
 from hushgrad.release.placement.world import World
+from hushgrad.sampling.data_digest import Content
 from hushgrad.train.plan import Plan
 
-__all__ = ["require_same_data", "require_same_run"]
+__all__ = ["DRAWN", "require_same_data", "require_same_run"]
 
+DRAWN = (
+    "Records of several processes: that all of them read the same ones under the same number is vouched for; read twice, a record was not "
+    "the same, or could not be read"
+)
 _BYTES = 16
+_READ = 8  # records that are compared
 
 
 def require_same_run(
@@ -41,14 +51,19 @@ def require_same_run(
     )
 
 
-def require_same_data(world: World, key: bytes, about: Mapping[str, Any], steps: int) -> None:
+def require_same_data(world: World, key: bytes, dataset: Any, about: Mapping[str, Any], steps: int) -> bool:
     """The same for the data, of which ``about`` is what the data contract knows, and for the number of ``steps`` taken.
+
+    Returns whether records could be compared; data that the user names are not read.
 
     Raises:
         ArgumentError: the same one everywhere.
     """
+    records = [] if about["identity"] else _records(dataset, key)
+    comparable = world.least(records is not None) == 1
     groups = {name: value for name, value in about.items() if name in ("groups", "cap")}
-    given: dict[str, Any] = {"data": (about["examples"], about["digest"], about["seen"]), "groups": groups}
+    content = (about["examples"], about["digest"], about["seen"], records if comparable else None)
+    given: dict[str, Any] = {"data": content, "groups": groups}
     given |= {"identity": about["identity"], "number of steps taken": steps}
     why = (
         "batches are dealt by the numbers of records, and in another order one record counts twice. Seed what makes or shuffles them "
@@ -56,6 +71,37 @@ def require_same_data(world: World, key: bytes, about: Mapping[str, Any], steps:
         'identity="name, version".'
     )
     _require_same(world, key, given, why)
+    return comparable
+
+
+def _records(dataset: Any, key: bytes) -> list[str] | None:
+    """Digests of a few records, the same numbers in every process; None if they change from one reading to the next, or cannot be read.
+
+    Their order may follow from what no digest of a data set shows: a number in it, the code that reads it, this process's rank.
+    """
+    numbers = random.Random(key).sample(range(len(dataset)), min(len(dataset), _READ))
+    host = host_draws()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            once, again = (_read(dataset, numbers, key) for _ in range(2))
+    except Exception:  # noqa: BLE001 (only workers may be able to read: a foreign data set may raise anything; the guarantee says so)
+        return None
+    finally:
+        draw_from(host)
+    return once if once == again else None
+
+
+def _read(dataset: Any, numbers: list[int], key: bytes) -> list[str]:
+    """Digests of these records, with all global generators at a fixed point: augmentations are then the same in every process."""
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    made = []
+    for number in numbers:
+        content = Content(key)
+        content.add(dataset[number], record=True)
+        made.append(content.hex())
+    return made
 
 
 def _require_same(world: World, key: bytes, given: Mapping[str, Any], why: str) -> None:

@@ -23,7 +23,7 @@ from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.make_loader import refuse_options
 from hushgrad.sampling.units import Grouping
-from hushgrad.train.agreement import require_same_data
+from hushgrad.train.agreement import DRAWN, require_same_data
 from hushgrad.train.attached import Attached
 from hushgrad.train.contract import about_data
 from hushgrad.train.findings import LOST
@@ -131,8 +131,8 @@ class Private(Attached):
         with together():
             made = self._dealing(dataset, groups, units, dataloader_options)
             about = about_data(dataset, groups, identity, self._key) if first else None
-        if about is not None:
-            require_same_data(self._world, self._key.journal, about, self.steps)
+        if about is not None and not require_same_data(self._world, self._key.journal, dataset, about, self.steps):
+            self._journal.vouched(DRAWN)
         with together():  # after everything that may refuse them
             self._contract.require(dataset, groups, identity, self._key, self._journal, about)
         self._attendance = self._attendance or Attendance(self.plan.participation, units=units[0])

@@ -221,13 +221,26 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
     n = min(B, SEAL_EXAMPLES)
     few = part_of(structure.reading, inputs, lot.sample(range(B), n), B)
     every, before = torch.arange(n), outputs_of(stage, few, after=few)
-    changed = (structure.reading.changed(few, dict.fromkeys(range(n), change), n) for change in KINDS)
-    first = next((made for made in changed if tried(stage, made) is not None), None)
-    if first is None:  # the model rejects all of them
-        first = part_of(structure.reading, inputs, lot.choices(range(B), k=n), B)
-    if not kept(structure, before, outputs_of(stage, few, after=first), every, every, n, n):
-        return _REMEMBERS
+    for first in _earlier(stage, structure, inputs, few, B, lot):
+        if not kept(structure, before, outputs_of(stage, few, after=first), every, every, n, n):
+            return _REMEMBERS
     return None
+
+
+def _earlier(stage: Sealing, structure: Structure, inputs: Any, few: Any, B: int, lot: Random) -> Iterator[Any]:
+    """Batches that a pass may come after: copies of one example, and ``few`` made every kind, one for each or for all of them.
+
+    A single kind may change nothing: integers cannot be negated, and turned round they have the same mean.
+    """
+    n = min(B, SEAL_EXAMPLES)
+    for one in lot.sample(range(B), min(B, SEAL_UNCHANGED)):
+        yield part_of(structure.reading, inputs, [one] * n, B)
+    for kinds in (KINDS, *([kind] for kind in KINDS)):
+        made = structure.reading.changed(few, {i: kinds[i % len(kinds)] for i in range(n)}, n)
+        if tried(stage, made) is not None:
+            yield made
+            if kinds is KINDS:
+                return
 
 
 def _by_time(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> str | None:

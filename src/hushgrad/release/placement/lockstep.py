@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, isolation
+from hushgrad.clipping.rows_apart import require_own_rows
+from hushgrad.clipping.runs import Batch as Examples
 from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
@@ -42,13 +44,13 @@ class CheckedTogether:
         self._model, self._world, self._capture = model, world, capture
         self._tested: set[bool] = set()  # in training mode or not: layers may do different things in each
         self._batches, self._next = 0, 1  # handed out so far; the check is due from this one on
-        self._due = False
+        self._due, self._examples = False, 0
         # Before FSDP's own hook: the check's passes must be complete ones, outside of the pass that they precede.
         self._handle = model.register_forward_pre_hook(self._check, with_kwargs=True, prepend=True)
 
     def before(self, examples: int) -> None:
         """The next pass is over this many examples here; called by all processes for every batch that is handed out."""
-        self._batches += 1
+        self._batches, self._examples = self._batches + 1, examples
         if self._batches >= self._next or self._model.training not in self._tested:
             self._due = self._world.least(examples) >= 2
 
@@ -64,15 +66,21 @@ class CheckedTogether:
         self._tested.add(model.training)
         with self._capture.pause():
             try:
-                isolated_pass(model, args, kwargs)
+                dim = isolated_pass(model, args, kwargs)
+                require_own_rows(model, args, kwargs, Examples(self._examples, dim), self._capture.sites)
             except NotIsolated as error:
                 self._capture.not_isolated, self._capture.late = str(error), again
                 raise
 
 
-def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``, or a layer's row belongs to no single example."""
+def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``, or a layer's row belongs to no single example.
+
+    Returns the dimension of the inputs that holds the examples.
+    """
     try:
         isolation(model, *args, named=kwargs, apart=True)
     except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
         isolation(model, *args, named=kwargs, batch_dim=1, apart=True)
+        return 1
+    return 0
