@@ -28,7 +28,17 @@ from typing import NoReturn
 
 __all__ = ["Child", "run", "start"]
 
-USUAL = ("hushgrad.train", "hushgrad.denoise", "hushgrad.noise", "torch.distributed.fsdp", "torch.distributed.tensor")
+USUAL = (
+    "hushgrad.accounting",
+    "hushgrad.denoise",
+    "hushgrad.noise",
+    "hushgrad.release.placement.lockstep",
+    "hushgrad.train",
+    "hushgrad.train.attached",
+    "scipy.signal",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+)
 
 
 class Child:
@@ -139,7 +149,10 @@ def _nurse(imports: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing that is imported or run may speak in between
     for name in imports:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        if name.startswith("hushgrad."):  # its packages import what they offer when it is asked for
+            for offered in module.__all__:
+                getattr(module, offered)
     if "torch" in sys.modules:
         importlib.import_module("torch._dynamo")  # which the first optimizer would import, in every child
     # Nothing of this is garbage: who collects it in a child, as every proof does, goes through what is the child's own.
