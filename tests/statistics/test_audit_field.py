@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from hushgrad.accounting import epsilon
 from hushgrad.audit import composed_bounds, noise_tests
-from hushgrad.audit.composed_bounds import StepScores, composed_delta, step_fdp, step_gdp
+from hushgrad.audit.composed_bounds import Composition, StepScores, step_fdp, step_gdp
 from hushgrad.audit.noise_tests import Long, Runs, Wide, field_checks
 from hushgrad.events import Gaussian
 from hushgrad.train import Plan
@@ -56,7 +56,7 @@ def test_a_composition_bounds_brute_force_from_below_and_closely(seed: int) -> N
     losses, weights = counts * loss[0] + (steps - counts) * loss[1], binom.pmf(counts, steps, 1 - b)
     for eps in (0.0, 0.5, 2.0, 6.0):
         exact = float((weights * np.maximum(0.0, -np.expm1(eps - losses))).sum())
-        found = composed_delta(mass, loss, steps, eps)
+        found = Composition(mass, loss, steps).delta(eps)
         assert found <= exact * (1 + 1e-9) + 1e-15
         assert found >= exact - 0.02 * max(1.0, eps) * max(exact, 1e-3)
 

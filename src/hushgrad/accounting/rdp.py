@@ -12,31 +12,22 @@ from hushgrad.accounting.base import Accountant, Loss, Nothing, Unbounded
 from hushgrad.accounting.dp_statements import amplified, pure_epsilon
 from hushgrad.accounting.participation import Sampling, Way, poisson_rate, sampling
 from hushgrad.accounting.renyi import Curve
-from hushgrad.accounting.renyi_conversion import delta_beside, delta_from_renyi, epsilon_beside
+from hushgrad.accounting.renyi_conversion import RenyiLoss
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Relation
 
 
 @dataclass(frozen=True)
-class RDPLoss:
+class RDPLoss(RenyiLoss):
     """Rényi divergences with counts, and the probabilities with which (epsilon, delta)-DP parts reveal everything (``revealed``)."""
 
     curves: tuple[tuple[Curve, int], ...]
     revealed: Shares = ()
 
     def renyi(self, alpha: float) -> float:
-        """The Rényi divergence of order ``alpha`` (a bound on it, in both directions)."""
         if math.isinf(alpha):
             return total_loss((curve(alpha), n) for curve, n in self.curves)
         return math.fsum(n * curve(alpha) for curve, n in self.curves)
-
-    def epsilon(self, delta: float) -> float:
-        """The best conversion over all orders."""
-        return epsilon_beside(self.renyi, self.revealed, delta)
-
-    def delta(self, epsilon: float) -> float:
-        """The best conversion over all orders."""
-        return delta_beside(delta_from_renyi(self.renyi, epsilon), self.revealed)
 
 
 class RDP(Accountant):

@@ -11,6 +11,7 @@ r + ln(1/delta)/(alpha - 1) at every order. A bound holds at each order, hence f
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from hushgrad.accounting._numeric import Shares, least_over_orders, positive_up, revealed, up
@@ -60,15 +61,28 @@ def delta_from_renyi(curve: Curve, epsilon: float) -> float:
     return positive_up(math.exp(min(0.0, least_over_orders(bound, hopeless=hopeless))))
 
 
-def epsilon_beside(curve: Curve, shares: Shares, delta: float) -> float:
-    """The smallest epsilon if everything is revealed with the probabilities ``shares``, and otherwise the divergences are ``curve``."""
-    lost = revealed(shares)
-    if delta < lost or lost == 1.0:
-        return math.inf
-    return epsilon_from_renyi(curve, delta if lost == 0.0 else (delta - lost) / (1.0 - lost) * (1.0 - _ROUNDING))
-
-
 def delta_beside(delta: float, shares: Shares) -> float:
     """The total delta if everything is revealed with the probabilities ``shares``, and otherwise it is ``delta``."""
     lost = revealed(shares)
     return min(1.0, delta if lost == 0.0 else lost if delta == 0.0 else up(lost + (1.0 - lost) * delta))
+
+
+class RenyiLoss(ABC):
+    """A loss known by its Rényi divergences, except for what is ``revealed`` outright with some probabilities."""
+
+    revealed: Shares
+
+    @abstractmethod
+    def renyi(self, alpha: float) -> float:
+        """The Rényi divergence of order ``alpha`` (a bound on it, in both directions)."""
+
+    def epsilon(self, delta: float) -> float:
+        """The best conversion over all orders."""
+        lost = revealed(self.revealed)
+        if delta < lost or lost == 1.0:
+            return math.inf
+        return epsilon_from_renyi(self.renyi, delta if lost == 0.0 else (delta - lost) / (1.0 - lost) * (1.0 - _ROUNDING))
+
+    def delta(self, epsilon: float) -> float:
+        """The best conversion over all orders."""
+        return delta_beside(delta_from_renyi(self.renyi, epsilon), self.revealed)

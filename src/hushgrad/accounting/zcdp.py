@@ -9,7 +9,7 @@ from hushgrad import _papers, events
 from hushgrad.accounting._numeric import Shares
 from hushgrad.accounting.base import Accountant, Loss, Unbounded
 from hushgrad.accounting.dp_statements import pure_epsilon
-from hushgrad.accounting.renyi_conversion import delta_beside, delta_from_renyi, epsilon_beside
+from hushgrad.accounting.renyi_conversion import RenyiLoss
 from hushgrad.events import Relation
 
 
@@ -25,23 +25,14 @@ def rho_of_pure(epsilon: float) -> float:
 
 
 @dataclass(frozen=True)
-class ZCDPLoss:
+class ZCDPLoss(RenyiLoss):
     """delta-approximate rho-zCDP: rho-zCDP except for what is ``revealed`` outright (Bun and Steinke 2016, section 8)."""
 
     rho: float
     revealed: Shares = ()
 
     def renyi(self, alpha: float) -> float:
-        """The Rényi divergence of order ``alpha``: at most alpha rho."""
         return alpha * self.rho if self.rho > 0.0 else 0.0
-
-    def epsilon(self, delta: float) -> float:
-        """The optimised conversion."""
-        return epsilon_beside(self.renyi, self.revealed, delta)
-
-    def delta(self, epsilon: float) -> float:
-        """The optimised conversion."""
-        return delta_beside(delta_from_renyi(self.renyi, epsilon), self.revealed)
 
 
 class ZCDP(Accountant):

@@ -169,7 +169,7 @@ def step_fdp(scores: StepScores, *, noise: float, rate: float, steps: int, delta
     losses = np.log(p / q)
     best = 0.0
     for mass, loss in ((p, losses), (q, -losses)):  # either may be the one with the canary
-        tail = _Composition(mass, loss, steps)
+        tail = Composition(mass, loss, steps)
         low, high = 0.0, max(1e-3, float(steps * loss.max()))
         if tail.delta(low) <= delta:
             continue
@@ -212,18 +212,15 @@ def _above(first: tuple[float, float], middle: tuple[float, float], last: tuple[
     return (d - b) * (e - a) >= (f - b) * (c - a)
 
 
-def composed_delta(mass: np.ndarray, loss: np.ndarray, steps: int, epsilon: float) -> float:
-    """A lower bound on delta(``epsilon``) of ``steps`` independent losses, each ``loss[k]`` with probability ``mass[k]``.
+class Composition:
+    """The sum of ``steps`` independent losses, each ``loss[k]`` with probability ``mass[k]``.
+
+    On a grid, every loss rounded down, nothing wrapped around but ``_RANGE``.
 
     >>> mass, loss = np.array([0.75, 0.25]), np.log([3.0, 1 / 3])  # randomised response, epsilon ln 3
-    >>> 0.499 < composed_delta(mass, loss, 1, 0.0) <= 0.5
+    >>> 0.499 < Composition(mass, loss, 1).delta(0.0) <= 0.5
     True
     """
-    return _Composition(mass, loss, steps).delta(epsilon)
-
-
-class _Composition:
-    """The sum of ``steps`` independent losses on a grid, every loss rounded down, nothing wrapped around but ``_RANGE``."""
 
     def __init__(self, mass: np.ndarray, loss: np.ndarray, steps: int) -> None:
         bottom, top = _end(mass, -loss, steps), _end(mass, loss, steps)
@@ -241,7 +238,7 @@ class _Composition:
         self._left_out = 2 * _RANGE + 1e-14 * math.sqrt(size)  # wrapped around, and rounded by the transform
 
     def delta(self, epsilon: float) -> float:
-        """E[(1 - e^(epsilon - loss))+], less what may be wrong with it."""
+        """A lower bound on delta: E[(1 - e^(epsilon - loss))+], less what may be wrong with it."""
         over = self._loss > epsilon
         return float((self._mass[over] * -np.expm1(epsilon - self._loss[over])).sum()) - self._left_out
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,20 @@ class LowerBound(_Finding):
     threat: str = "the attacker sees every released gradient and knows all records but one, whose gradient he has chosen"
 
 
+class _Verdict(_Finding):
+    """A report whose verdict is "refuted" or "not refuted"."""
+
+    verdict: str
+    expected = _check.each(verdict=partial(_check.one_of, ("refuted", "not refuted")))
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim is false: a check failed or, at the stated confidence, a bound exceeds it."""
+        return self.verdict == "refuted"
+
+
 @dataclass(frozen=True, kw_only=True)
-class AuditReport(_Finding):
+class AuditReport(_Verdict):
     """What an audit found. ``str()`` is one honest sentence; an audit that finds nothing proves nothing.
 
     ``claimed`` is the guarantee of the audited steps. ``rates`` are the attack's errors at the ``threshold`` fixed beforehand, with
@@ -60,14 +73,6 @@ class AuditReport(_Finding):
     seed: int
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check.one_of(("refuted", "not refuted"), verdict=self.verdict)
-
-    @property
-    def refuted(self) -> bool:
-        """Whether the claim is false, at the stated confidence."""
-        return self.verdict == "refuted"
-
     @property
     def lower_bound(self) -> float:
         """The lower bound on epsilon by the method that is fixed beforehand, so that ``confidence`` is its own.
@@ -83,14 +88,7 @@ class AuditReport(_Finding):
     @property
     def rates(self) -> ErrorRates:
         """The attack's errors and their upper bounds."""
-        return ErrorRates(
-            threshold=self.threshold,
-            false_alarms=self.false_alarms,
-            misses=self.misses,
-            false_alarms_up=self.false_alarms_up,
-            misses_up=self.misses_up,
-            confidence=self.confidence,
-        )
+        return ErrorRates(**{field.name: getattr(self, field.name) for field in fields(ErrorRates)})
 
     @property
     def bound_is_exact(self) -> bool:
@@ -129,7 +127,7 @@ class AuditReport(_Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepReport(_Finding):
+class DeepReport(_Verdict):
     """What a deep audit found: the claim for the whole plan, its certified lower end, every check and every bound.
 
     ``seconds`` of processor time by part. ``str()`` is a table and a sentence.
@@ -143,14 +141,6 @@ class DeepReport(_Finding):
     refuted_by: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...]
     notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check.one_of(("refuted", "not refuted"), verdict=self.verdict)
-
-    @property
-    def refuted(self) -> bool:
-        """Whether a check failed or a bound exceeds the claim."""
-        return self.verdict == "refuted"
 
     @property
     def lower_bound(self) -> float:

@@ -78,16 +78,14 @@ class Dataset(_Account):
     first: Event | None = field(default=None, metadata=LATER)  # what the first run reserved; the ledger fills it in
 
     def __post_init__(self) -> None:
-        checked = {
-            "name": name_of("name", self.name),
-            "epsilon": _check.positive(epsilon=self.epsilon),
-            "delta": _check.delta(delta=self.delta),
-            "unit": name_of("unit", self.unit),
-            "relation": Relation.of(self.relation),
-            "composition": _check.one_of(COMPOSITIONS, composition=self.composition),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        self._keep(
+            name=name_of("name", self.name),
+            epsilon=_check.positive(epsilon=self.epsilon),
+            delta=_check.delta(delta=self.delta),
+            unit=name_of("unit", self.unit),
+            relation=Relation.of(self.relation),
+            composition=_check.one_of(COMPOSITIONS, composition=self.composition),
+        )
         if self.plan is not None:
             _check.instance(Event, plan=self.plan)
             if self.composition != "adaptive":

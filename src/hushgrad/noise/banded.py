@@ -90,7 +90,7 @@ class Banded(LowerToeplitz):
 
     def __post_init__(self) -> None:
         bands = _check.positive_int(bands=self.bands)
-        object.__setattr__(self, "bands", bands)
+        self._keep(bands=bands)
         _check.one_of(["mean", "max"], loss=self.loss)
         checked_workload(self.workload, fixed=self.coefficients is not None)
         if self.coefficients is None:
@@ -98,7 +98,7 @@ class Banded(LowerToeplitz):
         c = tuple(_check.number(coefficients=x) for x in _check.several(coefficients=self.coefficients))
         if len(c) != bands or c[0] <= 0:
             _check.fail("coefficients", c, f"to be bands={bands} numbers, the first greater than 0", "C is singular otherwise.")
-        object.__setattr__(self, "coefficients", c)
+        self._keep(coefficients=c)
 
     @classmethod
     def square_root(cls, *, bands: int) -> Banded:

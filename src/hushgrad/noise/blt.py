@@ -74,7 +74,7 @@ class BLT(LowerToeplitz):
         buffers = _check.positive_int(buffers=self.buffers, remedy="Two to four buffers are usual.")
         if buffers > _MOST:
             _check.fail("buffers", buffers, f"to be at most {_MOST}", "More buffers do not reduce the error.")
-        object.__setattr__(self, "buffers", buffers)
+        self._keep(buffers=buffers)
         _check.one_of(["mean", "max"], loss=self.loss)
         checked_workload(self.workload, fixed=self.decay is not None)
         if (self.decay is None) != (self.inverse_decay is None):
@@ -90,8 +90,7 @@ class BLT(LowerToeplitz):
         ladder = [x for pair in zip(p, q, strict=True) for x in pair]
         if any(a <= b for a, b in pairwise(ladder)):
             _check.fail("decay", p, f"to interlace with inverse_decay={q}", "Order them p_1 > q_1 > p_2 > q_2 > ...")
-        object.__setattr__(self, "decay", p)
-        object.__setattr__(self, "inverse_decay", q)
+        self._keep(decay=p, inverse_decay=q)
 
     @classmethod
     def optimal(

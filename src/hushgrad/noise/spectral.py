@@ -56,8 +56,7 @@ class Spectral(LongFilter):
         if slowest * _LARGEST_GRID < 128:
             remedy = "Leave out the flattest directions, or use Nu."
             _check.fail("curvatures", curvatures, "to be at least 1e-5 / learning_rate", remedy)
-        object.__setattr__(self, "curvatures", curvatures)
-        object.__setattr__(self, "learning_rate", eta)
+        self._keep(curvatures=curvatures, learning_rate=eta)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """The inverse of the noise's filter, by long division."""

@@ -58,7 +58,7 @@ class Toeplitz(LongFilter):
         c = tuple(_check.number(coefficients=x) for x in _check.several(coefficients=self.coefficients))
         if not c or c[0] <= 0:
             _check.fail("coefficients", c, "to start with a number greater than 0", "C is singular otherwise.")
-        object.__setattr__(self, "coefficients", c)
+        self._keep(coefficients=c)
 
     def strategy_coefficients(self, steps: int) -> np.ndarray:
         """The given series, or that of (1 - x)^(-1/2)."""

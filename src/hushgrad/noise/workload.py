@@ -65,9 +65,8 @@ class SGDWorkload(Workload):
             rate = tuple(_check.non_negative(learning_rate=r) for r in rate)
         else:
             rate = _check.positive(learning_rate=rate)
-        object.__setattr__(self, "learning_rate", rate)
-        object.__setattr__(self, "momentum", _check.between(0, 1, closed="left", momentum=self.momentum))
-        object.__setattr__(self, "weight_decay", _check.non_negative(weight_decay=self.weight_decay))
+        self._keep(learning_rate=rate, momentum=_check.between(0, 1, closed="left", momentum=self.momentum))
+        self._keep(weight_decay=_check.non_negative(weight_decay=self.weight_decay))
         _check.one_of(("constant", "linear", "cosine"), schedule=self.schedule)
 
     def matrix(self, steps: int) -> np.ndarray:

@@ -52,9 +52,7 @@ class _Table(Atoms):
         return np.zeros(0), np.zeros(0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "discrete", False)
-        object.__setattr__(self, "infinite", self._ratio().infinite)
-        object.__setattr__(self, "impossible", self._ratio().lost)
+        self._note(discrete=False, infinite=self._ratio().infinite, impossible=self._ratio().lost)
 
     @abstractmethod
     def _ratio(self) -> _Ratio:

@@ -37,9 +37,8 @@ class AllocatedReplace(OwnMirror):
     smooth = False
 
     def __post_init__(self) -> None:
-        last = self.nodes(HEURISTICS.exchange_few_nodes)[-1]
-        object.__setattr__(self, "infinite", self.value(float(last)))
-        object.__setattr__(self, "impossible", self.infinite)
+        last = self.value(float(self.nodes(HEURISTICS.exchange_few_nodes)[-1]))
+        self._note(infinite=last, impossible=last)
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """Chords in x between the nodes."""

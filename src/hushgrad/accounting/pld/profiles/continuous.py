@@ -20,7 +20,7 @@ class LaplaceCurve(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", 2 * self.distance)
+        self._note(lattice=2 * self.distance)
 
     def atoms(self) -> tuple[Array, Array]:
         return np.array([-self.distance, self.distance]), np.array([0.5 * math.exp(-self.distance), 0.5])

@@ -58,6 +58,11 @@ class Curve(ABC):
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         """``(put, below)`` for epsilon <= 0, vectorised; relative error below ``ACCURACY``."""
 
+    def _note(self, **facts: float) -> None:
+        """Set some of the facts above, in ``__post_init__``."""
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
     def atoms(self) -> tuple[Array, Array]:
         """``(losses, masses under P)`` of the atoms, losses increasing and finite. Grids are chosen by them."""
         return np.zeros(0), np.zeros(0)
@@ -109,7 +114,7 @@ def _first_below(tail_of: Callable[[Array], Array], tail: float) -> float:
 
 
 class OwnMirror(Curve):
-    """The profile of a pair that is its own mirror image."""
+    """The profile of a pair that is its own mirror image: e^eps Q[L <= eps] = e^eps P[L >= -eps], where P[L > -eps] = call + above."""
 
     def left(self, epsilon: Array) -> tuple[Array, Array]:
         call, above = self.right(-epsilon)
@@ -124,12 +129,9 @@ class Mirror(Curve):
     of: Curve
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", self.of.lattice)
-        object.__setattr__(self, "discrete", self.of.discrete)
-        object.__setattr__(self, "infinite", self.of.impossible)
-        object.__setattr__(self, "impossible", self.of.infinite)
-        object.__setattr__(self, "smooth", self.of.smooth)
-        object.__setattr__(self, "endless", self.of.endless)
+        of = self.of
+        self._note(lattice=of.lattice, discrete=of.discrete, smooth=of.smooth, endless=of.endless)
+        self._note(infinite=of.impossible, impossible=of.infinite)
 
     def atoms(self) -> tuple[Array, Array]:
         """Q's mass is e^{-L} times P's."""
@@ -164,8 +166,8 @@ class Mixture(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "infinite", sum(w * c.infinite for c, w in zip(self.curves, self.weights, strict=True)))
-        object.__setattr__(self, "impossible", sum(w * c.impossible for c, w in zip(self.curves, self.weights, strict=True)))
+        self._note(infinite=sum(w * c.infinite for c, w in zip(self.curves, self.weights, strict=True)))
+        self._note(impossible=sum(w * c.impossible for c, w in zip(self.curves, self.weights, strict=True)))
 
     def atoms(self) -> tuple[Array, Array]:
         atoms = [curve.atoms() for curve in self.curves]
@@ -190,7 +192,7 @@ class Mixture(Curve):
 
 
 @dataclass(frozen=True)
-class GaussianCurve(Curve):
+class GaussianCurve(OwnMirror):
     r"""N(mu, 1) against N(0, 1): delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
 
     Balle and Wang 2018, theorem 8. The pair is its own mirror image, so ``put(eps) = e^eps call(-eps)``.
@@ -200,12 +202,6 @@ class GaussianCurve(Curve):
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         return gaussian_tails(epsilon, self.mu)
-
-    def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """By the mirror: e^eps Q[L <= eps] = e^eps P[L >= -eps], and P[L > -eps] = call + above there."""
-        call, above = gaussian_tails(-epsilon, self.mu)
-        scale = np.exp(epsilon)
-        return scale * call, scale * (call + above)
 
 
 # Gauss-Legendre nodes on [0, 1]: with 4 nodes and mu <= 0.1 the error is below 1e-16.

@@ -98,9 +98,8 @@ class Response(Atoms):
     neutral: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", self.epsilon if self.neutral else 2 * self.epsilon)
-        object.__setattr__(self, "infinite", self.failure)
-        object.__setattr__(self, "impossible", self.failure if math.exp(-self.epsilon) >= _LEAST else 1.0)
+        impossible = self.failure if math.exp(-self.epsilon) >= _LEAST else 1.0
+        self._note(lattice=self.epsilon if self.neutral else 2 * self.epsilon, infinite=self.failure, impossible=impossible)
 
     def atoms(self) -> tuple[Array, Array]:
         e = self.epsilon
@@ -117,9 +116,9 @@ class DiscreteLaplaceCurve(Atoms):
     distance: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", 2 / self.scale)
         rest = self.distance - self._reach()
-        object.__setattr__(self, "impossible", 1 - math.exp(-rest / self.scale) / (1 + self._ratio) if rest else 0.0)
+        impossible = 1 - math.exp(-rest / self.scale) / (1 + self._ratio) if rest else 0.0
+        self._note(lattice=2 / self.scale, impossible=impossible)
 
     def atoms(self) -> tuple[Array, Array]:
         """The two ends hold the geometric tails."""
@@ -149,9 +148,8 @@ class DiscreteGaussianCurve(Atoms):
     endless = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", self.distance / self.sigma**2)
         void = float(np.sum(self.masses()[-self.distance :]))  # of Q, at the outputs where P has next to no mass
-        object.__setattr__(self, "impossible", void if void > UNSEEN else 0.0)
+        self._note(lattice=self.distance / self.sigma**2, impossible=void if void > UNSEEN else 0.0)
 
     def atoms(self) -> tuple[Array, Array]:
         p = self.masses()

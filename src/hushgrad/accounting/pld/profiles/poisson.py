@@ -28,11 +28,9 @@ class PoissonRemove(Curve):
     def __post_init__(self) -> None:
         if self.base.lattice != 0:
             losses = self.atoms()[0]  # mapped by a function that is not linear
-            object.__setattr__(self, "lattice", float(losses[1] - losses[0]) if len(losses) == 2 else math.nan)
-        object.__setattr__(self, "discrete", self.base.discrete)
-        object.__setattr__(self, "infinite", self.rate * self.base.infinite)
-        object.__setattr__(self, "smooth", self.base.smooth)
-        object.__setattr__(self, "endless", self.base.endless)
+            self._note(lattice=float(losses[1] - losses[0]) if len(losses) == 2 else math.nan)
+        base = self.base
+        self._note(discrete=base.discrete, infinite=self.rate * base.infinite, smooth=base.smooth, endless=base.endless)
 
     def atoms(self) -> tuple[Array, Array]:
         """Where only Q has mass, the loss is ln(1-q)."""
@@ -124,13 +122,11 @@ class Shown(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        for name in ("infinite", "impossible"):
-            object.__setattr__(self, name, self.rate * getattr(self.base, name))
-        object.__setattr__(self, "discrete", self.base.discrete)
-        object.__setattr__(self, "endless", self.base.endless)
+        base, rate = self.base, self.rate
+        self._note(infinite=rate * base.infinite, impossible=rate * base.impossible, discrete=base.discrete, endless=base.endless)
         losses = self.atoms()[0]
         if self.discrete and len(losses) == 3 and losses[0] == -losses[2]:
-            object.__setattr__(self, "lattice", float(losses[2]))
+            self._note(lattice=float(losses[2]))
 
     def atoms(self) -> tuple[Array, Array]:
         """The atom at 0 may be joined by one of the base's."""
@@ -157,7 +153,7 @@ class Shown(Curve):
 
 
 @dataclass(frozen=True)
-class Symmetrised(Curve):
+class Symmetrised(OwnMirror):
     r"""The curve ``half`` for eps >= 0, continued by call(eps) = 1 - e^eps + e^eps call(-eps) for eps < 0.
 
     The profile of a relation under which the two data sets can be exchanged. It is convex in e^eps when ``half`` is
@@ -169,13 +165,11 @@ class Symmetrised(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "infinite", self.half.infinite)
-        object.__setattr__(self, "impossible", self.half.infinite)
+        half = self.half
+        self._note(infinite=half.infinite, impossible=half.infinite, discrete=half.discrete, endless=half.endless)
         losses = self.atoms()[0]
         if len(losses) == 3:
-            object.__setattr__(self, "lattice", float(losses[2]))
-        object.__setattr__(self, "discrete", self.half.discrete)
-        object.__setattr__(self, "endless", self.half.endless)
+            self._note(lattice=float(losses[2]))
 
     def atoms(self) -> tuple[Array, Array]:
         """All that is not on one of the two sides is at 0."""
@@ -187,12 +181,6 @@ class Symmetrised(Curve):
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         return self.half.right(epsilon)
-
-    def left(self, epsilon: Array) -> tuple[Array, Array]:
-        """By the mirror, as for :class:`GaussianCurve`."""
-        call, above = self.half.right(-epsilon)
-        scale = np.exp(epsilon)
-        return scale * call, scale * (call + above)
 
     @property
     def support(self) -> tuple[float, float]:

@@ -37,7 +37,7 @@ class LaplaceReplace(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lattice", 2 * self.support[1])
+        self._note(lattice=2 * self.support[1])
 
     def atoms(self) -> tuple[Array, Array]:
         """All outputs beyond r have the same loss."""
@@ -88,9 +88,8 @@ class DiscreteReplace(Atoms):
         # P's mass at outputs that are beyond the table of Q's noise
         if isinstance(self.noise, DiscreteGaussianCurve) and not self.cut:
             lost = self.rate * float(np.sum(self.noise.masses()[-self.noise.distance :]))
-        for name in ("infinite", "impossible"):
-            object.__setattr__(self, name, lost if lost > UNSEEN else 0.0)
-        object.__setattr__(self, "endless", self.noise.endless)
+        lost = lost if lost > UNSEEN else 0.0
+        self._note(infinite=lost, impossible=lost, endless=self.noise.endless)
 
     def atoms(self) -> tuple[Array, Array]:
         still, moved = _gaussian(self.noise) if isinstance(self.noise, DiscreteGaussianCurve) else _laplace(self.noise)
@@ -127,9 +126,8 @@ class TwoDistances(Curve):
     smooth = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "endless", self.far.endless)
         # at an infinite epsilon x/x' is the rate
-        object.__setattr__(self, "infinite", self.rate * max(self.near.infinite, self.far.infinite))
+        self._note(endless=self.far.endless, infinite=self.rate * max(self.near.infinite, self.far.infinite))
 
     def right(self, epsilon: Array) -> tuple[Array, Array]:
         """-x d/dx has one term from each of the curves and one from b, all positive."""

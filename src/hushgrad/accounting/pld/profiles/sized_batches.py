@@ -110,9 +110,8 @@ class Joined(Curve):
     lattice = math.nan
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "infinite", self.up.infinite)
-        object.__setattr__(self, "impossible", self.down.impossible)
-        object.__setattr__(self, "endless", self.up.endless or self.down.endless)
+        up, down = self.up, self.down
+        self._note(infinite=up.infinite, impossible=down.impossible, endless=up.endless or down.endless)
 
     def atoms(self) -> tuple[Array, Array]:
         zero = np.zeros(1)
