@@ -1,16 +1,15 @@
-"""Every private name of torch that the capture relies on, in one place. Tested with torch 2.13."""
+"""Every private name of torch that the capture relies on, here and in _torch_compile.py. Tested with torch 2.13.
+
+This file: graphs, hooks and modes.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from importlib import import_module
-from inspect import Parameter, signature
-from types import FunctionType
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +18,13 @@ from torch.nn.modules import module as _module
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
-from hushgrad.errors import CaptureError
-
 __all__ = [
     "AS_TORCH",
-    "SIGNATURES",
     "Node",
     "accumulated",
     "backward_task",
     "called",
     "checkpoints_off",
-    "eagerly",
     "entering",
     "global_hooks",
     "holders",
@@ -37,12 +32,8 @@ __all__ = [
     "input_metadata",
     "input_shape",
     "is_autocast",
-    "is_compiling",
-    "is_exporting",
-    "is_tracing",
     "is_transformed",
     "is_wrapped",
-    "left_alone",
     "memory_of",
     "nodes_made",
     "packing_on",
@@ -50,9 +41,7 @@ __all__ = [
     "pop_packing",
     "push_mode",
     "push_packing",
-    "refuse_tracing",
     "retains",
-    "returned_to_shards",
     "rows_listed",
     "saved",
     "set_grad",
@@ -60,7 +49,6 @@ __all__ = [
     "unwatched",
 ]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 _by_hand: list[Any] = []  # nodes that are being called by hand
 Holder = tuple[dict[str, nn.Parameter | None], str]
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are not instances of it
@@ -163,11 +151,6 @@ def checkpoints_off() -> Iterator[None]:
         CheckpointFunction.apply = kept  # type: ignore[method-assign]
 
 
-def eagerly(function: Function) -> Function:
-    """Nothing inside is compiled, however the caller was compiled (torch decorates its optimizers with this)."""
-    return torch._disable_dynamo(function)  # type: ignore[return-value]
-
-
 def global_hooks() -> list[dict[Any, Any]]:
     """Hooks that apply to all modules."""
     return [_module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_hooks]
@@ -212,63 +195,6 @@ def is_transformed() -> bool:
 
 
 is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on whatever device
-is_compiling: Callable[[], bool] = torch.compiler.is_compiling  # the compiler traces this line and evaluates it
-is_tracing: Callable[[], bool] = torch._C._is_tracing  # inside of ``torch.jit.trace``
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
-
-
-def refuse_tracing() -> NoReturn:
-    """Refuse to be traced: the trace would contain the capture instead of the model.
-
-    Raises:
-        CaptureError: always.
-    """
-    raise CaptureError(
-        "This model belongs to a private run, whose hooks would be traced too. Call private.detach() first, then trace or "
-        "export the model; make_private attaches it again."
-    )
-
-
-# Packages whose functions run inside a step.
-_OURS = (
-    "clipping",
-    "denoise",
-    "noise",
-    "release",
-    "sampling",
-    "train",
-    "events",
-    "guarantee",
-    "native",
-    "_check",
-    "_universal_hash",
-    "_precision",
-)
-
-
-# Parameters of the functions that are written in Python, and their defaults.
-SIGNATURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
-
-
-def _sign() -> None:
-    for name, function in vars(nn.functional).items():
-        if isinstance(function, FunctionType) and function.__module__ == nn.functional.__name__ and not name.startswith("_"):
-            parameters = signature(function).parameters.values()
-            given = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
-            SIGNATURES[name] = tuple(p.name for p in parameters), given
-
-
-_sign()
-
-
-@cache
-def _leave_alone() -> None:
-    rules = import_module("torch._dynamo.trace_rules")
-    for room in _OURS:
-        rules.add(f"hushgrad.{room}")
-    # Compiled backward passes free their tensors at the first call; a proof uses the same graph several times.
-    config: Any = import_module("torch._functorch.config")
-    config.donated_buffer = False
 
 
 def holders(module: nn.Module, names: Sequence[str]) -> list[Holder]:
@@ -276,40 +202,9 @@ def holders(module: nn.Module, names: Sequence[str]) -> list[Holder]:
     return [(module.get_submodule(path)._parameters, leaf) for path, _, leaf in (name.rpartition(".") for name in names)]
 
 
-def left_alone() -> None:
-    """Keep ``torch.compile`` out of hooks and proofs: it would compile them piece by piece and gain nothing.
-
-    A compiled graph ends where the capture begins, and continues after it. Nothing is done unless the compiler is loaded; optimizers load
-    it.
-    """
-    if "torch._dynamo" in sys.modules:
-        _leave_alone()
-
-
 def memory_of(tensor: Tensor) -> int:
     """Identifies a tensor's memory while it lives, also for tensors without an address: sharded, quantised or fake ones."""
     return tensor.untyped_storage()._cdata
-
-
-def returned_to_shards(model: nn.Module) -> None:
-    """Return every unit of ``fully_shard`` to its shards, also one whose pass was interrupted.
-
-    FSDP takes such a unit for one that still runs its forward, and keeps its gathered weights: they would be used in the next pass.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            for each in (state, *_groups_of(state)):
-                each._training_state = type(each._training_state).IDLE
-            module.reshard()
-
-
-def _groups_of(state: Any) -> list[Any]:
-    """A unit's groups of parameters: several in later versions of torch."""
-    several = vars(state).get("_fsdp_param_groups")
-    return [group for group in (several if several is not None else [state._fsdp_param_group]) if group is not None]
 
 
 def rows_listed(node: Node) -> tuple[Tensor, Sequence[int]] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping._torch import left_alone
+from hushgrad.clipping._torch_compile import left_alone
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.declarations import Declarations

@@ -95,8 +95,7 @@ class Batches:
     def clear(self, *, announced: bool = True) -> None:
         """Forget all passes and, unless ``announced`` is False, what was announced about the next one."""
         for batch in self.batches:
-            # Calls refer to their batch: break the cycle, which would keep the norms alive until collected.
-            batch.calls, batch.faint = [], {}
+            batch.calls, batch.faint = [], {}  # calls refer to their batch: the cycle would keep the norms alive until collected
             if batch.watched:
                 batch.unwatch()
         self.batches = []
@@ -128,12 +127,8 @@ class Batches:
 
     def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
         """Set what is known about the next physical batch; the next forward begins it."""
-        count, ids, more = self._next
-        self._next = (
-            count if examples is None else examples,
-            ids if units is None else units,
-            more if padding is None else padding,
-        )
+        n, ids, more = self._next
+        self._next = (n if examples is None else examples, ids if units is None else units, more if padding is None else padding)
         self._fresh = True
 
     def expected(self) -> tuple[int | None, bool]:
@@ -155,8 +150,7 @@ class Batches:
         if self.before_batch is not None and self.batches:
             self.before_batch()
         (count, units, padding), self._next = self._next, (None, None, 0)
-        if count is None and units is not None:
-            count = len(units)
+        count = len(units) if count is None and units is not None else count
         batch = Batch(count, units, self._probe, self._coefficient)
         batch.padding = padding
         if batch.examples < 0:
@@ -182,8 +176,7 @@ class Collecting(Grouping):
         Args:
             count: the number of examples.
             padding: how many at the end do not count.
-            dim: the dimension of the inputs that holds the examples (or a function that returns it); needed only where two
-                dimensions both have that size.
+            dim: the dimension of the inputs that holds the examples (or a function that returns it), if two have that size.
             usual: a public typical number of examples, by which formulas are chosen. Formulas round differently, so a choice by
                 ``count`` would let one record change the rounding of all others.
         """
@@ -224,10 +217,10 @@ class Collecting(Grouping):
             sums = self._sums(out or {})
             parts = self._reduced(clipper, sums, scale)
             if len(parts) == 1 and self._folded is None and parts[0].counted is None:
-                raw_sums = {}
+                made = {}
                 for name, total in sums.items():
-                    raw_sums[name] = total.tensor if total.tensor is not None and type(total) is Sum else total.done
-                return ClippedSum(raw_sums, *parts[0][:3])
+                    made[name] = total.tensor if total.tensor is not None and type(total) is Sum else total.done
+                return ClippedSum(made, *parts[0][:3])
             return self._joined(clipper, sums, parts, scale)
         finally:
             set_grad(before)

@@ -15,7 +15,8 @@ from weakref import WeakSet
 from torch import Tensor
 from torch.amp import GradScaler
 
-from hushgrad.clipping._torch import backward_task, eagerly
+from hushgrad.clipping._torch import backward_task
+from hushgrad.clipping._torch_compile import eagerly
 
 __all__ = ["SCALED", "scaled_tasks", "unwatch", "watch"]
 

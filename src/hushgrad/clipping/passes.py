@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.autograd.graph import GradientEdge
 
-from hushgrad.clipping._torch import eagerly
+from hushgrad.clipping._torch_compile import eagerly
 from hushgrad.clipping.layout import Kind
 from hushgrad.clipping.proof.input_variants import floats
 from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves

@@ -15,19 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hushgrad.clipping._torch import (
-    AS_TORCH,
-    entering,
-    is_autocast,
-    is_exporting,
-    is_tracing,
-    nodes_made,
-    pop_mode,
-    pop_packing,
-    push_mode,
-    push_packing,
-    refuse_tracing,
-)
+from hushgrad.clipping._torch import AS_TORCH, entering, is_autocast, nodes_made, pop_mode, pop_packing, push_mode, push_packing
+from hushgrad.clipping._torch_compile import is_exporting, is_tracing, refuse_tracing
 from hushgrad.clipping.passes import Passes, is_evaluation
 from hushgrad.clipping.proof.call_trace import CallTrace, Dispatch
 from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws

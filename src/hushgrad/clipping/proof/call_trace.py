@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hushgrad.clipping._torch import SIGNATURES, is_autocast, is_compiling, is_transformed
+from hushgrad.clipping._torch import is_autocast, is_transformed
+from hushgrad.clipping._torch_compile import SIGNATURES, is_compiling
 from hushgrad.clipping.thresholds import HUGE_WEIGHT
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping._torch import returned_to_shards
+from hushgrad.clipping._torch_compile import returned_to_shards
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.denoise.base import Denoiser, NoiseInfo
