@@ -46,25 +46,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "CLIP",
-    "GAP",
-    "KAPPA",
-    "LARGEST_BATCH",
-    "LONGEST_STEP",
-    "MEAN_NOISE",
-    "RATE",
-    "SHORT_REACH",
-    "STEPS",
-    "WORD_BUCKETS",
-    "batch_for",
-    "expected_gap",
-    "learning_rate",
-    "mean_noise",
-    "steps_for",
-    "word_weight",
-]
-
 RATE = 0.25
 """q: the share of the records in a batch. Larger batches with fewer steps were worse, smaller ones with as much work no better."""
 

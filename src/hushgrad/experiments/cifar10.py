@@ -239,10 +239,7 @@ def _draw(figure: Any, size: _Size, results: Results) -> None:
     spec = figure.add_gridspec(1, 2)
     first = panel(figure, spec[0], title="(a) without amplification", x="epsilon", y="test accuracy (%)", log="x")
     second = panel(figure, spec[1], title="(b) random batches and denoising", x="epsilon", y="test accuracy (%)", log="x")
-    for axes, methods in (
-        (first, (PLAIN, *CORRELATED)),
-        (second, ("DP-SGD, amplified", *_FILTERS, "DP-FTRL, BLT")),
-    ):
+    for axes, methods in ((first, (PLAIN, *CORRELATED)), (second, ("DP-SGD, amplified", *_FILTERS, "DP-FTRL, BLT"))):
         for place, method in enumerate(methods):
             beside = [e * 1.04 ** (place - len(methods) // 2) for e in size.epsilons]  # else equal results would hide each other
             bars(axes, beside, [results[method, e] for e in size.epsilons], label=method, **METHODS[method])

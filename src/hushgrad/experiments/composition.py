@@ -203,11 +203,7 @@ def _sampling_claims(sampling: Table) -> tuple[Claim, ...]:
     grid = np.linspace(1e-3, 1 - 1e-9, 500)
     factor = max(float(np.log1p(q * np.expm1(e)) / (q * e)) for e in grid for q in (1e-4, 0.01, 0.1))
     loose = min(composed / exact for *_, composed, exact in sampling.rows)
-    return (
-        claim("amplification", worst),
-        claim("amplified epsilon", factor),
-        claim("loose", loose),
-    )
+    return (claim("amplification", worst), claim("amplified epsilon", factor), claim("loose", loose))
 
 
 def _draw(figure: Any, steps: tuple[int, ...], curves: dict[str, list[float]], groups: Table) -> None:

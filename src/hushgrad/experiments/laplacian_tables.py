@@ -61,10 +61,7 @@ def _table_claims() -> tuple[Claim, ...]:
             for d in (4, 10, 1000)
             for s in SIGMAS
         )
-        claims += [
-            claim("table", worst, number=number, name=name),
-            claim("eigenvalues", direct, name=name),
-        ]
+        claims += [claim("table", worst, number=number, name=name), claim("eigenvalues", direct, name=name)]
     return tuple(claims)
 
 

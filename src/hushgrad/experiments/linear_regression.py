@@ -222,10 +222,7 @@ def _simulation_claims(simulated: list[tuple[Any, ...]]) -> tuple[Claim, ...]:
 
 
 def _draw(
-    figure: Any,
-    over_d: dict[int, dict[str, float]],
-    over_eta: dict[float, dict[str, float]],
-    simulated: list[tuple[Any, ...]],
+    figure: Any, over_d: dict[int, dict[str, float]], over_eta: dict[float, dict[str, float]], simulated: list[tuple[Any, ...]]
 ) -> None:
     spec = figure.add_gridspec(1, 3, width_ratios=(1, 1, 0.8))
     first = panel(figure, spec[0], title="(a) over d", x="dimension d", y="excess risk")

@@ -107,11 +107,7 @@ def _closed_form_claims() -> tuple[Claim, ...]:
         Problem(curvatures=((1.0, 1),), eta=0.05).variance(1.0, filter_nu(nu)) / _closed_form("nu-FTRL, nu = eta", 0.05)
         for nu in np.geomspace(0.005, 0.5, 41)
     )
-    return (
-        *table,
-        claim("integrals", worst),
-        claim("best nu", nearby),
-    )
+    return (*table, claim("integrals", worst), claim("best nu", nearby))
 
 
 def _simulation_claims(simulated: dict[tuple[str, float], tuple[float, float]]) -> tuple[Claim, ...]:

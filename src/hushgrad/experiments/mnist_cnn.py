@@ -187,10 +187,7 @@ def _claims(context: Context, size: _Size, results: Results, unstable: Results) 
     growth = gain(results["DP-SGD", high], results["DP-SGD", low])
     worst = min(mean_and_error(values) for values in results.values())
     smoothing = {e: gain_at(results, "DP-LSSGD", "DP-SGD", e) for e in size.epsilons}
-    claims = (
-        claim.measured("privacy costs", growth, high=high, low=low),
-        claim.measured("all learn", worst),
-    )
+    claims = (claim.measured("privacy costs", growth, high=high, low=low), claim.measured("all learn", worst))
     if context.quick:  # on 8 x 8 pixels smoothing has no neighbours to use
         return claims
     return (

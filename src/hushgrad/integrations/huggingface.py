@@ -21,8 +21,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, refuse_search, require_fitting, require_known
 from hushgrad.integrations._batches import Batches, drawn
-from hushgrad.integrations._padding import require_padding_apart
-from hushgrad.integrations._texts import require_apart, require_numbered, require_texts
+from hushgrad.integrations._texts import require_apart, require_numbered, require_padding_apart, require_texts
 from hushgrad.integrations._token_loss import OWN_MEAN, ExampleLoss, checked, token_loss
 from hushgrad.integrations._trainer_helpers import Saves, TrainerPasses
 from hushgrad.release.keys import RunKey

@@ -23,8 +23,6 @@ from hushgrad import _check
 from hushgrad._value import LATER, Value
 from hushgrad.recipes.files import utf8
 
-__all__ = ["Category", "Column", "Number", "columns_of"]
-
 _CELLS = 64  # of the histogram behind learned cut points
 _FINE, _FARTHEST = 1024, 1e12  # the same where no bounds are known, and how far it reaches
 

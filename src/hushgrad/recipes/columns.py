@@ -25,8 +25,6 @@ from hushgrad.recipes.encoders import unit_rows
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.table_file import Records, cells_of, read_cells, require_form
 
-__all__ = ["Columns", "crossed"]
-
 _MOST = 4096  # places of two columns that are crossed: more would be empty, and each costs noise
 
 

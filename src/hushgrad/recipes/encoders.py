@@ -125,9 +125,7 @@ class TextEncoder(Encoder):
     """
 
     length: int
-
-    def __post_init__(self) -> None:
-        _check.positive_int(length=self.length)
+    expected = _check.each(length=_check.positive_int)
 
     def __call__(self, rows: Sequence[Any]) -> Tensor:
         """Ids of the words, (rows, length)."""
@@ -169,9 +167,7 @@ class ByteEncoder(Encoder):
     """
 
     length: int
-
-    def __post_init__(self) -> None:
-        _check.positive_int(length=self.length)
+    expected = _check.each(length=_check.positive_int)
 
     def __call__(self, rows: Sequence[Any]) -> Tensor:
         """The last ``length`` bytes of each row; rows of one call are equally long."""

@@ -21,8 +21,6 @@ from hushgrad.recipes.patches import patches
 from hushgrad.recipes.scattering import mirror_halves, scattering
 from hushgrad.recipes.table_file import Records
 
-__all__ = ["LARGEST", "ImageFeatures"]
-
 LARGEST = 64
 """Height and width of the largest images that are looked at as they are: rows of larger ones would have millions of numbers."""
 _CHUNK, _NUMBERS = 1000, 1 << 24  # images at a time, and numbers in them

@@ -28,8 +28,6 @@ from hushgrad.clipping.certificate import KAPPA
 from hushgrad.noise import Source
 from hushgrad.recipes.encoders import Encoder
 
-__all__ = ["LearningEncoder", "learn"]
-
 
 class LearningEncoder(Encoder):
     """An encoder in two stages: ``prepared`` needs nothing learned, ``finished`` may."""

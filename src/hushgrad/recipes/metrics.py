@@ -18,8 +18,6 @@ from scipy.special import logsumexp
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["area", "compared", "confusion", "evaluate", "verdict"]
-
 
 @torch.no_grad()
 def evaluate(model: nn.Module, dataset: Any, *, batch_size: int = 1000) -> dict[str, float]:

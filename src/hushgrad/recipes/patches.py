@@ -27,8 +27,6 @@ from torch.nn import functional as F
 from hushgrad import _check
 from hushgrad.recipes.dead_leaves import balance, leaves
 
-__all__ = ["CELLS", "PATCHES", "SMALLEST", "patches"]
-
 PATCHES = 512
 """K: windows that an image is compared with."""
 CELLS = 3

@@ -33,8 +33,6 @@ from hushgrad.recipes.files import utf8
 from hushgrad.recipes.learning import LearningEncoder
 from hushgrad.recipes.table_file import Records
 
-__all__ = ["LOOKS", "TextFeatures"]
-
 _KINDS = 7
 LOOKS = 4 + 4 * _KINDS
 """Numbers about the looks of a text."""

@@ -267,13 +267,7 @@ def require_lazy_plan(plan: Plan, world: World, *, sharded: bool) -> None:
 
 
 def _table(
-    capture: Capture,
-    name: str,
-    p: Tensor,
-    index: int,
-    optimizer: Optimizer,
-    source: Callable[[], Source],
-    tables: LazyTables,
+    capture: Capture, name: str, p: Tensor, index: int, optimizer: Optimizer, source: Callable[[], Source], tables: LazyTables
 ) -> LazyTable:
     site, *others = capture.owners(name)
     if others:

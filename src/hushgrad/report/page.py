@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from hushgrad._printed import at_least, at_most
@@ -12,83 +13,12 @@ from hushgrad.report.markdown import details
 if TYPE_CHECKING:
     from hushgrad.report.card import Card
 
-# The policy forbids every load, so that a page which was tampered with cannot call home either.
-_TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Privacy card: {{ card.name }}</title>
-<style>
-:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --paper: #ffffff; --panel: #f4f6f9; --rule: #d8dee7; --accent: #2459a9; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6eaf0; --soft: #a2adbb; --paper: #14181f; --panel: #1d232c; --rule: #343d4a; --accent: #8db8ff; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 2.2rem 1.2rem 3rem; }
-header p.kicker { margin: 0; color: var(--soft); letter-spacing: .06em; text-transform: uppercase; font-size: .78rem; }
-h1 { margin: .1rem 0 1.1rem; font-size: 1.7rem; line-height: 1.2; overflow-wrap: anywhere; }
-h2 { margin: 2.2rem 0 .7rem; font-size: 1.12rem; border-bottom: 1px solid var(--rule); padding-bottom: .3rem; }
-.claim { display: flex; flex-wrap: wrap; gap: 1rem 2.4rem; background: var(--panel); border-left: 4px solid var(--accent);
-         padding: 1rem 1.3rem; border-radius: 0 8px 8px 0; }
-.claim div span { display: block; color: var(--soft); font-size: .8rem; }
-.claim div strong { font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.formal { color: var(--soft); font-size: .92rem; overflow-wrap: anywhere; }
-dl { display: grid; grid-template-columns: minmax(9rem, 13rem) 1fr; gap: .35rem 1.2rem; margin: 0; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1.2rem; }
-figure { margin: 0; background: var(--panel); border-radius: 8px; padding: .8rem .8rem .3rem; break-inside: avoid; }
-figcaption { font-size: .9rem; margin-bottom: .3rem; } figcaption small { display: block; color: var(--soft); }
-.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--soft); font-size: 12px; }
-.chart .grid { stroke: var(--rule); } .chart .base { stroke: var(--soft); } .chart .area { fill: var(--accent); opacity: .09; }
-.chart .line { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; } .chart .mark { fill: var(--accent); }
-.chart .second { fill: none; stroke: var(--soft); stroke-width: 1.4; stroke-dasharray: 5 4; }
-pre { background: var(--panel); padding: .9rem 1rem; border-radius: 8px; overflow-x: auto;
-      font: .82rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace;
-      white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 34rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .6rem; } }
-@media print {
-  :root { --ink: #000; --soft: #444; --paper: #fff; --panel: #fff; --rule: #bbb; --accent: #000; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, pre, .claim { border: 1px solid #ccc; }
-  .plots { grid-template-columns: 1fr 1fr; }
-}
-</style>
-</head>
-<body>
-<main>
-<header><p class="kicker">Privacy card</p><h1>{{ card.name }}</h1></header>
-<section class="claim" aria-label="The claim">
-{% for name, value in headline %}<div><span>{{ name }}</span><strong>{{ value }}</strong></div>
-{% endfor %}</section>
-<section aria-labelledby="plain"><h2 id="plain">In plain words</h2>
-{% for sentence in card.plain %}<p>{{ sentence }}</p>
-{% endfor %}<p class="formal">{{ card.guarantee }}</p></section>
-<section aria-labelledby="full"><h2 id="full">In full</h2>
-<dl>{% for name, value in details %}<dt>{{ name }}</dt><dd>{{ value }}</dd>
-{% endfor %}</dl></section>
-{% if plots %}<section aria-labelledby="curves"><h2 id="curves">Curves</h2>
-<div class="plots">{% for title, words, picture in plots %}<figure>
-<figcaption>{{ title }}<small>{{ words }}</small></figcaption>{{ picture }}</figure>
-{% endfor %}</div></section>{% endif %}
-{% if card.audit and card.audit.lower_bounds %}<section aria-labelledby="audit"><h2 id="audit">Audit: lower bounds beside the claim</h2>
-<dl>{% for bound in card.audit.lower_bounds %}<dt>{{ bound.method }}</dt><dd>
-epsilon at least {{ bound.epsilon|at_least(3) }}{% if bound.assumption %}, if {{ bound.assumption }}{% endif %}</dd>
-{% endfor %}<dt>claimed</dt><dd>epsilon at most {{ card.guarantee.epsilon|at_most }}</dd></dl></section>{% endif %}
-<section aria-labelledby="not"><h2 id="not">What the guarantee does not say</h2>
-<ul>{% for caveat in card.caveats %}<li>{{ caveat }}</li>
-{% endfor %}</ul></section>
-<section aria-labelledby="plan"><h2 id="plan">Plan</h2><pre>{{ card.plan }}</pre></section>
-<section aria-labelledby="cite"><h2 id="cite">Citations</h2><pre>{{ card.citations }}</pre></section>
-</main>
-</body>
-</html>
-"""
-
 
 def to_html(card: Card) -> str:
-    """The page; see :meth:`Card.to_html`."""
+    """The page; see :meth:`Card.to_html`.
+
+    The policy in ``card.html`` forbids every load, so that a page which was tampered with cannot call home either.
+    """
     try:
         from jinja2 import Environment
         from markupsafe import Markup
@@ -98,7 +28,7 @@ def to_html(card: Card) -> str:
         ) from None
     environment = Environment(autoescape=True, trim_blocks=False)
     environment.filters |= {"at_least": at_least, "at_most": at_most}
-    template = environment.from_string(_TEMPLATE)
+    template = environment.from_string(resources.files("hushgrad.report").joinpath("card.html").read_text(encoding="utf-8"))
     plots = [(chart.title, chart.words, Markup(chart.svg())) for chart in figures(card)]  # drawn here, from numbers only
     rows = details(card)
     headline = [("epsilon", rows[0][1].split(",")[0]), ("delta", at_most(card.guarantee.delta, 6))]

@@ -28,6 +28,12 @@ class Number:
     slider: tuple[float, float]
     whole: bool = False
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its values, as OpenAPI describes them."""
+        kind = "integer" if self.whole else "number"
+        return {"type": kind, "minimum": self.low, "maximum": self.high, "default": self.default}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -36,6 +42,11 @@ class Choice:
     label: str
     hint: str
     options: dict[str, str]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its values, as OpenAPI describes them."""
+        return {"type": "string", "enum": list(self.options), "default": next(iter(self.options))}
 
 
 NUMBERS = {
@@ -127,27 +138,8 @@ def _require_answerable(found: dict[str, Any]) -> None:
 
 def parameters() -> list[dict[str, Any]]:
     """The fields as OpenAPI describes the parameters of a query."""
-    numbers = [
-        {
-            "name": name,
-            "in": "query",
-            "description": f"{field.label}. {field.hint}",
-            "schema": {
-                "type": "integer" if field.whole else "number",
-                "minimum": field.low,
-                "maximum": field.high,
-                "default": field.default,
-            },
-        }
-        for name, field in NUMBERS.items()
+    shown: dict[str, Number | Choice] = {**NUMBERS, **CHOICES}
+    return [
+        {"name": name, "in": "query", "description": f"{field.label}. {field.hint}", "schema": field.schema}
+        for name, field in shown.items()
     ]
-    choices = [
-        {
-            "name": name,
-            "in": "query",
-            "description": f"{choice.label}. {choice.hint}",
-            "schema": {"type": "string", "enum": list(choice.options), "default": next(iter(choice.options))},
-        }
-        for name, choice in CHOICES.items()
-    ]
-    return [*numbers, *choices]

@@ -59,14 +59,14 @@ class RunFolder:
         except Unreadable:
             return None
 
-    def text(self, name: str, *, limit: int | None = None) -> str:
+    def text(self, name: str) -> str:
         """The whole file.
 
         Raises:
             Unreadable: if it cannot be read.
         """
         with self._opened(name) as file:
-            most = LIMITS[name] if limit is None else limit
+            most = LIMITS[name]
             if os.fstat(file).st_size > most:
                 raise Unreadable(f"{name} is larger than {most >> 20} MiB.")
             try:
@@ -74,10 +74,10 @@ class RunFolder:
             except UnicodeDecodeError:
                 raise Unreadable(f"{name} is not UTF-8 text.") from None
 
-    def object(self, name: str, *, limit: int | None = None) -> dict[str, Any]:
+    def object(self, name: str) -> dict[str, Any]:
         """The file's one JSON object."""
         try:
-            content = _check.parsed(self.text(name, limit=limit))
+            content = _check.parsed(self.text(name))
         except ValueError:
             raise Unreadable(f"{name} is not JSON.") from None
         if not isinstance(content, dict):

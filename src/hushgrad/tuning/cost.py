@@ -87,12 +87,7 @@ class TuningCost(_Tuning):
 
 
 def tuning_cost(
-    trial: Event,
-    *,
-    delta: float,
-    stopping: Stopping,
-    relation: Relation | str = Relation.ADD_REMOVE,
-    before: Event | None = None,
+    trial: Event, *, delta: float, stopping: Stopping, relation: Relation | str = Relation.ADD_REMOVE, before: Event | None = None
 ) -> TuningCost:
     """The cost of a search whose trials cost ``trial`` each: training, and scoring if that uses private data.
 
