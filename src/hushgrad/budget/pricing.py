@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -157,21 +158,12 @@ def advice(dataset: Dataset, charges: tuple[Event, ...], event: Event) -> str:
     found = []
     of, times = _repeated(event)
     if times > 1:
-        steps = _largest(lambda n: fit(of * n), times)
+        steps = bisect_left(range(1, times), True, key=lambda n: not fit(of * n))  # so many of 1, 2, ... fit
         found.append(f"{steps} of its {times} steps would fit" if steps else "not one of its steps would fit")
     factor = _noise_factor(event, fit)
     if factor is not None:
         found.append(f"all of it would fit with {at_most(factor, 3)} times its noise")
     return f" {found[0][0].upper()}{found[0][1:]}{''.join('; ' + other for other in found[1:])}." if found else ""
-
-
-def _largest(fit: Callable[[int], bool], times: int) -> int:
-    """The largest number below ``times`` that fits, or 0."""
-    low, high = 0, times
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fit(middle) else (low, middle)
-    return low
 
 
 def _noise_factor(event: Event, fit: Callable[[Event], bool]) -> float | None:

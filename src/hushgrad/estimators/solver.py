@@ -51,7 +51,6 @@ class Minimum:
 
     theta: np.ndarray
     gradient_norm: float
-    iterations: int
 
 
 def minimum(objective: Objective, *, tol: float, max_iter: int) -> Minimum:
@@ -70,9 +69,9 @@ def _newton(objective: Objective, tol: float, max_iter: int) -> Minimum:
     theta = np.zeros(objective.X.shape[1])
     value, gradient, z = objective.evaluate(theta)
     norm, factor, precision = float(np.linalg.norm(gradient)), None, np.float32
-    for iteration in range(max_iter):
+    for _ in range(max_iter):
         if norm <= tol:
-            return Minimum(theta, norm, iteration)
+            break
         factor = factor if factor is not None else _hessian_factor(objective, z, precision)
         length, theta, value, gradient, z = _backtrack(objective, theta, value, gradient, z, cho_solve(factor, gradient))
         before, norm = norm, float(np.linalg.norm(gradient))
@@ -82,7 +81,7 @@ def _newton(objective: Objective, tol: float, max_iter: int) -> Minimum:
             factor = None
         if length < 0.1:  # a poor direction: rounding in a badly conditioned Hessian, perhaps
             precision = np.float64
-    return Minimum(theta, norm, iteration)
+    return Minimum(theta, norm)
 
 
 def _hessian_factor(objective: Objective, z: np.ndarray, precision: type):
@@ -121,12 +120,12 @@ def _lbfgs(objective: Objective, tol: float, max_iter: int) -> Minimum:
     start = np.zeros(objective.loss.outputs * objective.X.shape[1])
     options = {"maxiter": max_iter, "maxcor": 20, "gtol": tol / np.sqrt(start.size), "ftol": 1e-14, "maxls": 50}
     found = minimize(objective.value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    return Minimum(found.x, float(np.linalg.norm(found.jac)), int(found.nit))
+    return Minimum(found.x, float(np.linalg.norm(found.jac)))
 
 
 def _polished(objective: Objective, found: Minimum, tol: float) -> Minimum:
     """A few Newton steps by conjugate gradients: from L-BFGS's digits to the tolerance, where its line search gives up."""
-    theta, iterations = found.theta, found.iterations
+    theta = found.theta
     value, gradient, z = objective.evaluate(theta)
     for _ in range(_POLISHING):
         if np.linalg.norm(gradient) <= tol:
@@ -136,10 +135,9 @@ def _polished(objective: Objective, found: Minimum, tol: float) -> Minimum:
         )
         step, _ = cg(product, gradient, rtol=1e-3, maxiter=500)
         length, theta, value, gradient, z = _backtrack(objective, theta, value, gradient, z, step)
-        iterations += 1
         if length == 0:
             break
-    return Minimum(theta, float(np.linalg.norm(gradient)), iterations)
+    return Minimum(theta, float(np.linalg.norm(gradient)))
 
 
 def _hessian_product(objective: Objective, z: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hushgrad.noise.source import Source
     from hushgrad.noise.streams.shard_state import Lane
 
-__all__ = ["Drawing", "Rows", "delivered", "pieces_of"]
-
 _target = attrgetter("target")
 
 

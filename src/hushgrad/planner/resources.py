@@ -23,7 +23,6 @@ peak is mostly that of the proof in the first step. Another machine has other ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,7 +185,7 @@ def choices(work: Work, *, device_memory: float = math.inf) -> list[Choice]:
     """
     found: list[Choice] = []
     for mechanism, (state, traffic) in MECHANISMS.items():
-        for placement in _placements(work.processes):
+        for placement in ("whole",) if _check.positive_int(processes=work.processes) == 1 else ("replicated", "sharded"):
             made = [
                 _choice(mechanism, work, device_memory, placement=placement, state=state, traffic=traffic, micro_batch=size)
                 for size in MICRO_BATCHES
@@ -194,10 +193,6 @@ def choices(work: Work, *, device_memory: float = math.inf) -> list[Choice]:
             ]
             found += sorted(made, key=_order)[:2]
     return sorted(found, key=_order)
-
-
-def _placements(processes: int) -> Iterator[str]:
-    yield from ("whole",) if _check.positive_int(processes=processes) == 1 else ("replicated", "sharded")
 
 
 def _choice(mechanism: str, work: Work, room: float, **changed: Any) -> Choice:

@@ -96,17 +96,13 @@ def one_more_epoch(plan: Plan, *, dataset_size: int) -> EpochCost:
     if plan.noise_multiplier is None:
         raise ArgumentError("Expected noise_multiplier=None to be a number. Call plan.calibrated(epsilon=...) first.")
     longer = _longer(plan, _check.positive_int(dataset_size=dataset_size))
-
-    def event(noise_multiplier: float) -> Any:
-        return longer.event_with(noise_multiplier)
-
     spent = plan.guarantee().epsilon
     question = {"delta": plan.delta, "relation": plan.relation}
     return EpochCost(
         epsilon=spent,
-        longer_epsilon=epsilon(event(plan.noise_multiplier), **question),  # type: ignore[arg-type]
+        longer_epsilon=epsilon(longer.event_with(plan.noise_multiplier), **question),  # type: ignore[arg-type]
         noise_multiplier=plan.noise_multiplier,
-        longer_noise_multiplier=calibrate(event, epsilon=spent, **question),  # type: ignore[arg-type]
+        longer_noise_multiplier=calibrate(longer.event_with, epsilon=spent, **question),  # type: ignore[arg-type]
         steps=plan.steps,
         longer_steps=longer.steps,
     )

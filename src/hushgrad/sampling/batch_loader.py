@@ -236,20 +236,9 @@ class BatchLoader:
 
     def _deal(self) -> Iterator[Batch]:
         steps = self._steps(self._next)
-        inner = DataLoader(
-            self.hands,
-            sampler=steps,
-            batch_size=None,
-            collate_fn=_as_dealt,
-            **self._options,
-        )
-        received, hands = iter(inner), self.hands
-        always: dict[str, Any] = {
-            "sizes": hands.sizes,
-            "fixed": hands.fixed is not None,
-            "dim": hands.dim,
-            "issue": self._on_issue,
-        }
+        hands, issue = self.hands, self._on_issue
+        received = iter(DataLoader(hands, sampler=steps, batch_size=None, collate_fn=_as_dealt, **self._options))
+        always: dict[str, Any] = {"sizes": hands.sizes, "fixed": hands.fixed is not None, "dim": hands.dim, "issue": issue}
         while True:
             try:
                 hand = next(received)
@@ -266,8 +255,8 @@ class BatchLoader:
                 record, row = hand.smallest
                 about["smallest"] = SmallestRow(row, partial(hands.alone, hand.step, record), hands.dim() or 0, sizes)
             batch = stamp(hand.data, **about, **always, records=steps.dealt.pop(hand.step))
-            if self._on_issue is not None:
-                self._on_issue(batch)
+            if issue is not None:
+                issue(batch)
             yield batch
 
     @property

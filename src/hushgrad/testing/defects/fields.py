@@ -14,11 +14,9 @@ from hushgrad.noise import BLT, Banded, Source, Tree
 from hushgrad.release.core import Noised, Release
 from hushgrad.release.keys import RunKey
 from hushgrad.testing.defects.base import defect, patched, replaced, wrong
-from hushgrad.testing.defects.noise import AMPLITUDE, ONCE, OWN, Rows, changed, flat, row_of, scaled
+from hushgrad.testing.defects.noise import AMPLITUDE, COVARIANCE, NORMAL, ONCE, OWN, Rows, changed, flat, row_of, scaled
 
-_COVARIANCE = "the rows have the covariance that is accounted"
 _EVENT = "the event is that of the mechanism"
-_NORMAL = "the noise is normal"
 
 
 def _shuffled(row: Tensor) -> Tensor:
@@ -45,7 +43,7 @@ def _(release: Release, step: int, noise: Rows) -> Rows:
     return {name: -row for name, row in again.items()} if step % 2 and 20 <= step < 44 else again
 
 
-@changed("one sign for each tensor", law=_NORMAL)
+@changed("one sign for each tensor", law=NORMAL)
 def _(release: Release, step: int, noise: Rows) -> Rows:
     return {name: row.abs() * (1 - 2 * (i % 2)) for i, (name, row) in enumerate(noise.items())}
 
@@ -59,7 +57,7 @@ scaled("noise that fades to nine tenths", lambda step, name, row: 1 - 0.1 * step
 scaled("no noise in tensors of three numbers", lambda step, name, row: float(row.numel() != 3), law=OWN)
 
 
-@changed("outliers of the noise are brought back to four", law=_NORMAL, bed="broad")
+@changed("outliers of the noise are brought back to four", law=NORMAL, bed="broad")
 def _(release: Release, step: int, noise: Rows) -> Rows:
     return {name: row.clamp(-3.5 * release._scale, 3.5 * release._scale) for name, row in noise.items()}
 
@@ -104,7 +102,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@wrong(Release, "load_noise", "saved buffers of correlated noise are loaded as zeros", law=_COVARIANCE, bed="correlated")
+@wrong(Release, "load_noise", "saved buffers of correlated noise are loaded as zeros", law=COVARIANCE, bed="correlated")
 def _(load: Any, self: Release, state: Any, steps: int) -> None:
     load(self, None if state is None else zeroed(state), steps)
 

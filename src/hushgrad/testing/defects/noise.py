@@ -21,8 +21,8 @@ Change = Callable[[Release, int, Rows], Rows]
 OWN = "every released number has noise of its own"
 ONCE = "a row of noise is released once"
 AMPLITUDE = "the noise has the standard deviation that is accounted"
-_NORMAL = "the noise is normal"
-_COVARIANCE = "the rows have the covariance that is accounted"
+NORMAL = "the noise is normal"
+COVARIANCE = "the rows have the covariance that is accounted"
 
 
 def changed(name: str, *, law: str, bed: str = "layers") -> Callable[[Change], Plant]:
@@ -138,18 +138,18 @@ def _(release: Release, step: int, noise: Rows) -> Rows:
 # Of the wrong law -------------------------------------------------------------------------------------------------------------
 
 
-@changed("uniform noise", law=_NORMAL)
+@changed("uniform noise", law=NORMAL)
 def _(release: Release, step: int, noise: Rows) -> Rows:
     std = release._scale
     return {name: (torch.special.ndtr(row / std) - 0.5) * 12**0.5 * std for name, row in noise.items()}
 
 
-@changed("noise without its tails", law=_NORMAL)
+@changed("noise without its tails", law=NORMAL)
 def _(release: Release, step: int, noise: Rows) -> Rows:
     return {name: row.clamp(-2.5 * release._scale, 2.5 * release._scale) for name, row in noise.items()}
 
 
-@changed("noise on a coarse grid", law=_NORMAL)
+@changed("noise on a coarse grid", law=NORMAL)
 def _(release: Release, step: int, noise: Rows) -> Rows:
     grid = release._scale / 8
     return {name: torch.round(row / grid) * grid for name, row in noise.items()}
@@ -183,9 +183,9 @@ def _(fresh: Any, self: Release, step: int, names: Any) -> Rows:
     return {name: torch.zeros_like(row) for name, row in fresh(self, step, names).items()}
 
 
-@wrong(Banded, "stream", "independent noise at the price of correlated noise", law=_COVARIANCE, bed="correlated")
+@wrong(Banded, "stream", "independent noise at the price of correlated noise", law=COVARIANCE, bed="correlated")
 def _(stream: Any, self: Banded, source: Source, *, steps: int | None = None) -> IndependentStream:
     return IndependentStream(source, steps=steps)
 
 
-again("correlated rows one step late", lambda step: max(0, step - 1), law=_COVARIANCE, bed="correlated")
+again("correlated rows one step late", lambda step: max(0, step - 1), law=COVARIANCE, bed="correlated")

@@ -11,6 +11,8 @@ import numpy as np
 from hushgrad.release.core import Release
 from hushgrad.testing.defects.base import defect, replaced, wrong
 from hushgrad.testing.defects.fields import zeroed
+from hushgrad.testing.defects.noise import COVARIANCE
+from hushgrad.testing.defects.runs import COVERED
 
 _NORM = "no user moves the sum of a round by more than the clip norm"
 
@@ -34,19 +36,18 @@ def _added(weight: Callable[[Any, np.ndarray], float]) -> AbstractContextManager
     return _server("add", add)
 
 
-@defect("clients are not clipped", law=_NORM, bed="server")
-def _() -> AbstractContextManager[None]:
-    return _added(lambda server, update: 1.0)
+def _clipped(name: str, size: Callable[[np.ndarray], Any], *, bed: str = "server") -> None:
+    """Register clients that are clipped by ``size`` of their update."""
+
+    def weight(server: Any, update: np.ndarray) -> float:
+        return min(1.0, server.clip_norm / max(1e-300, float(size(update))))
+
+    defect(name, law=_NORM, bed=bed)(lambda: _added(weight))
 
 
-@defect("a client is clipped by its first array", law=_NORM, bed="server")
-def _() -> AbstractContextManager[None]:
-    return _added(lambda server, update: min(1.0, server.clip_norm / max(1e-300, float(np.linalg.norm(update[:1200])))))
-
-
-@defect("a client is clipped by its largest number", law=_NORM, bed="correlated server")
-def _() -> AbstractContextManager[None]:
-    return _added(lambda server, update: min(1.0, server.clip_norm / max(1e-300, float(np.abs(update).max()))))
+_clipped("clients are not clipped", lambda update: 0.0)
+_clipped("a client is clipped by its first array", lambda update: np.linalg.norm(update[:1200]))
+_clipped("a client is clipped by its largest number", lambda update: np.abs(update).max(), bed="correlated server")
 
 
 @defect("a round is divided by who answered", law="the divisor is public", bed="server")
@@ -58,18 +59,12 @@ def _() -> AbstractContextManager[None]:
     return _server("release", divided)
 
 
-@wrong(
-    Release,
-    "_moved_clip",
-    "a server's clip norm follows the bare count",
-    law="whatever is released has noise",
-    bed="adaptive server",
-)
+@wrong(Release, "_moved_clip", "a server's clip norm follows the bare count", law=COVERED, bed="adaptive server")
 def _(moved: Any, self: Release, step: int, norms: Any) -> Any:
     return self.clip.moved(self.clip.raw_count(norms))  # type: ignore[attr-defined]
 
 
-@defect("a restarted server loads other buffers", law="the rows have the covariance that is accounted", bed="correlated server")
+@defect("a restarted server loads other buffers", law=COVARIANCE, bed="correlated server")
 def _() -> AbstractContextManager[None]:
     def loaded(load: Any, self: Any, state: Any) -> None:
         load(self, {**state, "noise": zeroed(state["noise"])})
