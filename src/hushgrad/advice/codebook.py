@@ -71,18 +71,14 @@ class Codebook(_Facts):
         if self.records is not None:
             _check.positive_int(records=self.records)
         if self.kind == "table" and (self.label is None or not self.columns):
-            _check.fail(
-                "codebook",
-                self.kind,
-                "to name its label and its columns",
-                "Declare low and high, cuts or values for each column.",
-            )
-
+            remedy = "Declare low and high, cuts or values for each column."
+            _check.fail("codebook", self.kind, "to name its label and its columns", remedy)
         if self.kind == "images" and (self.height != self.width_of_image or self.height % 4 or self.height < SMALLEST):
-            remedy = "Pictures of another size are scaled to it; arrays have to be of it."
-            _check.fail(
-                "codebook", (self.height, self.width_of_image), "to have images as high as wide, 8, 12, 16, ... pixels", remedy
+            size, remedy = (
+                (self.height, self.width_of_image),
+                "Pictures of another size are scaled to it; arrays have to be of it.",
             )
+            _check.fail("codebook", size, "to have images as high as wide, 8, 12, 16, ... pixels", remedy)
         if self.kind != "table" and (self.user is not None or self.columns or self.crosses):
             _check.fail("codebook", self.kind, "to name neither user nor columns", "Only the records of a table have them.")
         object.__setattr__(self, "crosses", crossed(self.crosses, self.columns))
@@ -96,14 +92,8 @@ class Codebook(_Facts):
             noise_multiplier: of what is learned before the run, if anything is.
         """
         if self.kind == "table":
-            about = {
-                "header": self.header,
-                "delimiter": self.delimiter,
-                "label": self.label,
-                "user": self.user,
-                "crosses": self.crosses,
-            }
-            return Columns(columns=self.columns, noise_multiplier=noise_multiplier, **about)  # type: ignore[arg-type]
+            about = {name: vars(self)[name] for name in ("columns", "header", "delimiter", "label", "user", "crosses")}
+            return Columns(noise_multiplier=noise_multiplier, **about)
         if self.kind == "text":
             return TextFeatures(buckets=buckets, weight=weight, noise_multiplier=noise_multiplier)
         pixels = ImageEncoder(channels=self.channels, height=self.height, width=self.width_of_image)

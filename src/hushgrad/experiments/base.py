@@ -88,18 +88,8 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """For ``results.json``: all fields and the verdict."""
-        return {
-            "source": self.source,
-            "says": self.says,
-            "relation": self.relation,
-            "expected": self.expected,
-            "corrected": self.corrected,
-            "found": self.found,
-            "tolerance": self.tolerance,
-            "stderr": self.stderr,
-            "verdict": self.verdict,
-            "note": self.note,
-        }
+        shown = "source says relation expected corrected found tolerance stderr verdict note"
+        return {name: getattr(self, name) for name in shown.split()}
 
 
 class Stated:

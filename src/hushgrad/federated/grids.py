@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
+from typing import Any
 
 import httpx
 from flwr.app import Context, Error, Message, RecordDict
@@ -21,42 +22,24 @@ UNREADABLE = 68_001  # the code of an error reply in place of one that could not
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 3.0  # seconds between two looks for replies
 
 
+def _own(name: str) -> Callable[..., Any]:
+    """A method that is the other grid's own."""
+    return lambda self, *given, **named: getattr(self._grid, name)(*given, **named)
+
+
 class _OtherGrid(Grid):
     """Another grid, seen through this one."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def get_node_ids(self) -> Iterable[int]:
-        """The grid's own."""
-        return self._grid.get_node_ids()
-
-    def set_run(self, run: Run) -> None:
-        """The grid's own."""
-        self._grid.set_run(run)
+    get_node_ids, set_run, create_message = _own("get_node_ids"), _own("set_run"), _own("create_message")
+    push_messages, pull_messages, send_and_receive = _own("push_messages"), _own("pull_messages"), _own("send_and_receive")
 
     @property
     def run(self) -> Run:
         """The grid's own."""
         return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """The grid's own."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """The grid's own."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The grid's own."""
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The grid's own."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
 
 
 class NarrowGrid(_OtherGrid):

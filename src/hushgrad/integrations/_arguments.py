@@ -12,12 +12,8 @@ from transformers import TrainingArguments
 from hushgrad import _check
 from hushgrad.train.plan import Plan
 
-_WORLDS = (
-    "WORLD_SIZE",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)  # where a launcher says how many processes there are
+# Where a launcher says how many processes there are.
+_WORLDS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 # Arguments of Trainer and of SFTTrainer that a private one does not take, and what to do instead.
 _INSTEAD = {
@@ -65,12 +61,8 @@ def require_fitting(args: TrainingArguments, plan: Plan) -> None:
         remedy = "Its loss is a mean over all tokens of a batch. Override compute_loss with a mean over the examples."
         _check.fail("label_smoothing_factor", args.label_smoothing_factor, "to be 0", remedy)
     if args.use_liger_kernel:
-        _check.fail(
-            "use_liger_kernel",
-            True,
-            "to be False",
-            "It puts kernels in the place of layers, for which clipping has no rule. Leave it out.",
-        )
+        remedy = "It puts kernels in the place of layers, for which clipping has no rule. Leave it out."
+        _check.fail("use_liger_kernel", True, "to be False", remedy)
     if args.neftune_noise_alpha is not None:
         remedy = "Its size follows from the longest text of a batch, so one person changes what all others add."
         _check.fail("neftune_noise_alpha", args.neftune_noise_alpha, "to be left out", remedy)

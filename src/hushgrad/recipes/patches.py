@@ -88,9 +88,8 @@ def _filters(pictures: Tensor) -> Tensor:
 
 
 def _raw_maps(images: Tensor, filters: Tensor, mirrored: bool) -> Tensor:
-    pairs = [
-        part.float() if len(part) > 1 else part.float().repeat(2, 1, 1, 1) for part in images.split(_CHUNK)
-    ]  # one has other bits
+    # One image alone has other last bits than beside others: it is given its own company.
+    pairs = [part.float() if len(part) > 1 else part.float().repeat(2, 1, 1, 1) for part in images.split(_CHUNK)]
     parts = [_averages(part, filters) for part in pairs]
     maps = torch.cat(parts)[: len(images)] if parts else torch.zeros(0, len(filters), CELLS, CELLS)
     if not mirrored:

@@ -69,9 +69,8 @@ def seal(content: bytes, kek: bytes) -> bytes:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     cipher, parts = AESGCM(kek), [_MAGIC, struct.pack("<Q", len(content))]
-    for number, at in enumerate(
-        range(0, max(1, len(content)), _PIECE)
-    ):  # even empty content has a piece: its tag authenticates it
+    # Even empty content has a piece: its tag authenticates it.
+    for number, at in enumerate(range(0, max(1, len(content)), _PIECE)):
         nonce = secrets.token_bytes(_NONCE)
         parts += [nonce, cipher.encrypt(nonce, content[at : at + _PIECE], _place(number, len(content)))]
     return b"".join(parts)

@@ -36,11 +36,8 @@ _HOMES = ("checkpoint", "search")
 _SEARCH = "recipe.json"  # in the folder of a search
 _TABLES = {"model", "data", "plan", "optimizer", "run", "tune"}  # in that file
 _TRIAL = re.compile(r"\d{5,}")
-_FINISHED = {
-    "guarantee.json": "epsilon",
-    "tuning.json": "mean_trials",
-    "settled.json": "settled",
-}  # of a run that is over; a key in each
+# Of a run that is over; a key in each.
+_FINISHED = {"guarantee.json": "epsilon", "tuning.json": "mean_trials", "settled.json": "settled"}
 
 
 # Finding ----------------------------------------------------------------------------------------------------------------

@@ -204,11 +204,5 @@ def _status(status: Status) -> dict[str, Any]:
     }
 
 
-JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    "plan": plan,
-    "curves": curves,
-    "card": card,
-    "compare": compare,
-    "ledger": ledger,
-}
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {job.__name__: job for job in (plan, curves, card, compare, ledger)}
 """What a worker can be asked."""

@@ -88,9 +88,8 @@ class Shelf:
         self.root, self.raw, self._rules = root, raw, rules
         self._scanned, self._complete = -math.inf, True
         self._folders: dict[str, RunFolder] = {}
-        self._checked: dict[
-            str, tuple[str, str, str]
-        ] = {}  # by name: which files were looked at, under which rules, and what was found
+        # By name: which files were looked at, under which rules, and what was found.
+        self._checked: dict[str, tuple[str, str, str]] = {}
 
     def folders(self) -> dict[str, RunFolder]:
         """The run folders by name."""
