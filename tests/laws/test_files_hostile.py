@@ -181,7 +181,7 @@ def test_what_is_no_file_in_a_run_folder_is_refused_at_once(tmp_path, kind):
 
 
 READING = {
-    *("open", "fdopen", "read_text", "read_bytes", "parsed", "loads", "load", "fromfile", "reader", "connect"),
+    *("open", "fdopen", "read_text", "read_bytes", "parsed", "parsed_object", "loads", "load", "fromfile", "reader", "connect"),
     *("safe_open", "load_model", "load_weights", "load_file", "read_header"),
 }
 
