@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from hushgrad.audit import bounds, epsilon_one_run
-from hushgrad.audit.claimed_curve import ClaimedCurve
+from hushgrad.audit.bounds import ClaimedCurve
 from hushgrad.events import Gaussian, PureDP
 
 

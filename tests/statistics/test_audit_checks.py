@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from hushgrad.audit.checks import batches_check, fresh_noise_check
-from hushgrad.audit.tail_bounds import binomial_tail, meeting_tail, sum_tail
+from hushgrad.audit.checks import batches_check, binomial_tail, fresh_noise_check, meeting_tail, sum_tail
 from hushgrad.events import Everyone, Once, Participation
 from hushgrad.sampling import BallsInBins, CyclicPoisson, FixedSize, FullBatch, Poisson, RoundRobin, Sampler, TruncatedPoisson
 

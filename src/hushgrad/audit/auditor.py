@@ -11,8 +11,7 @@ from scipy.special import ndtri
 
 from hushgrad import _check
 from hushgrad.audit import bounds, checks, one_run
-from hushgrad.audit.bounds import ErrorRates
-from hushgrad.audit.claimed_curve import ClaimedCurve, claimed_curve
+from hushgrad.audit.bounds import ClaimedCurve, ErrorRates, claimed_curve
 from hushgrad.audit.composed_bounds import composed_bounds, step_scores
 from hushgrad.audit.gradient_canaries import Canaries, Released, Undo, bare, release
 from hushgrad.audit.report import AuditReport, LowerBound, is_gaussian

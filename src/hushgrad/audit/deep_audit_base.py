@@ -9,12 +9,11 @@ import numpy as np
 
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit import composed_bounds
-from hushgrad.audit.checks import FALSE_ALARM, Check, batches_check
+from hushgrad.audit.checks import FALSE_ALARM, Check, batches_check, binomial_tail
 from hushgrad.audit.noise_samples import Field
 from hushgrad.audit.noise_tests import Long, field_checks
 from hushgrad.audit.report import DeepReport, LowerBound
 from hushgrad.audit.scores import Scorer
-from hushgrad.audit.tail_bounds import binomial_tail
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.events import Everyone, MinSep, Once, Participation, Poisson
 from hushgrad.release.keys import RunKey

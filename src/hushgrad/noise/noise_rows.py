@@ -10,6 +10,7 @@ from math import isfinite
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, NoReturn, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from hushgrad._universal_hash import Seen, UniversalHash
 from hushgrad.noise import _kernel
 from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise._chacha import ChaChaStream
-from hushgrad.noise._kernel import Piece
+from hushgrad.noise._kernel import BufferedRow, Piece, SolvedRows
 from hushgrad.noise._threads import CHUNK, over_shares, worth_one_thread
 from hushgrad.noise.base import NoiseStream
 from hushgrad.noise.device_noise import DeviceKernel
@@ -108,7 +109,11 @@ class Rows(NoiseStream):
 
 
 class Drawing:
-    """Base of :class:`Source`: draws its numbers on all threads."""
+    """Base of :class:`Source`: draws its numbers, in ``draw`` on all threads.
+
+    The other methods work on one thread, with the numbers of tensor ``index`` in row ``step`` from place ``start`` of the flattened tensor
+    on, and arrays of float32 or float64; ``fresh``: the result is written to ``out``, else added.
+    """
 
     _stream: KeyStream | ChaChaStream
     _grid: SecureNoise | None
@@ -146,6 +151,24 @@ class Drawing:
             out = piece.array()
             for low in range(0, out.size, CHUNK):
                 self._grid.write(step, piece.which, piece.start + low, out[low : low + CHUNK], scale, fresh)
+
+    def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
+        """Write the numbers themselves."""
+        _kernel.KERNEL.draw(self._stream, step, index, start, 1.0, out, fresh=True)
+
+    def buffer(self, step: int, index: int, start: int, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
+        """Send the numbers through the buffers of ``row``."""
+        _kernel.KERNEL.draw_buffers(self._stream, (step, index, start), row, out, fresh)
+
+    def solve(self, step: int, index: int, start: int, rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
+        """Solve ``rows`` for the numbers of ``step``, ``step + 1``, ...; the first goes to ``out``."""
+        weights, inner, diagonal = (table.astype(out.dtype) for table in (rows.weights, rows.inner, rows.diagonal))
+        rows = rows._replace(weights=weights, inner=inner, diagonal=diagonal)
+        _kernel.KERNEL.draw_solutions(self._stream, (step, index, start), rows, out, fresh)
+
+    def combine(self, step: int, index: int, start: int, weights: np.ndarray, out: np.ndarray) -> None:
+        """``out[k] += sum_j weights[k, j] z``, z the numbers of ``step + j``."""
+        _kernel.KERNEL.draw_combinations(self._stream, (step, index, start), weights.astype(out.dtype), out)
 
 
 _DTENSOR = "torch.distributed.tensor"

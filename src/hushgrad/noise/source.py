@@ -6,15 +6,12 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 
-import numpy as np
 from torch import Tensor
 
 from hushgrad import _check
 from hushgrad.errors import ArgumentError
-from hushgrad.noise import _kernel
 from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise._chacha import ChaChaStream
-from hushgrad.noise._kernel import BufferedRow, SolvedRows
 from hushgrad.noise.ciphers import CIPHERS, require_cipher
 from hushgrad.noise.device_noise import DeviceKernel, Target, Turn, kernel_for
 from hushgrad.noise.noise_rows import Drawing, delivered, pieces_of
@@ -123,57 +120,6 @@ class Source(Drawing):
         if not likes or likes[0].is_cpu or self.cipher != "chacha20" or self.secure:
             return None
         return kernel_for(likes[0].device) if len({like.device for like in likes}) == 1 else None
-
-    def fill(self, step: int, index: int, start: int, out: np.ndarray) -> None:
-        """Write the Gaussians at ``start``, ``start + 1``, ... to the float32 or float64 array ``out``, on one thread.
-
-        Args:
-            step: the row.
-            index: the tensor.
-            start: the first place in the flattened tensor.
-            out: an array of float32 or float64.
-        """
-        _kernel.KERNEL.draw(self._stream, step, index, start, 1.0, out, fresh=True)
-
-    def buffer(self, step: int, index: int, start: int, row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
-        """Send the Gaussians at ``start``, ``start + 1``, ... through the buffers of ``row`` to ``out``, on one thread.
-
-        Args:
-            step: the row.
-            index: the tensor.
-            start: the first place in the flattened tensor.
-            row: the buffers, their decays and weights.
-            out: an array of float32 or float64.
-            fresh: write; else add.
-        """
-        _kernel.KERNEL.draw_buffers(self._stream, (step, index, start), row, out, fresh)
-
-    def solve(self, step: int, index: int, start: int, rows: SolvedRows, out: np.ndarray, fresh: bool) -> None:
-        """Solve ``rows`` for the Gaussians of ``step``, ``step + 1``, ..., emit the first to ``out``, on one thread.
-
-        Args:
-            step: the row.
-            index: the tensor.
-            start: the first place in the flattened tensor.
-            rows: the triangular system of the next rows.
-            out: an array of float32 or float64.
-            fresh: write; else add.
-        """
-        weights, inner, diagonal = (table.astype(out.dtype) for table in (rows.weights, rows.inner, rows.diagonal))
-        rows = rows._replace(weights=weights, inner=inner, diagonal=diagonal)
-        _kernel.KERNEL.draw_solutions(self._stream, (step, index, start), rows, out, fresh)
-
-    def combine(self, step: int, index: int, start: int, weights: np.ndarray, out: np.ndarray) -> None:
-        """``out[k] += sum_j weights[k, j] z`` of step ``step + j``, on one thread.
-
-        Args:
-            step: the row.
-            index: the tensor.
-            start: the first place in the flattened tensor.
-            weights: one row for each result, one column for each step from ``step`` on.
-            out: the results, to which is added.
-        """
-        _kernel.KERNEL.draw_combinations(self._stream, (step, index, start), weights.astype(out.dtype), out)
 
 
 def _master(key: bytes | None, seed: int | None) -> bytes:

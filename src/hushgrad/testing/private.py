@@ -12,7 +12,7 @@ from hushgrad._printed import at_least, at_most
 from hushgrad.accounting import epsilon as accounted
 from hushgrad.accounting import epsilon_interval
 from hushgrad.audit import Auditor, bounds
-from hushgrad.audit.claimed_curve import ClaimedCurve
+from hushgrad.audit.bounds import ClaimedCurve
 from hushgrad.errors import NoTheorem
 from hushgrad.events import ApproxDP, Event, Relation
 from hushgrad.train import Plan, Private
