@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_stream, tuned, unresolved
+from hushgrad.noise.lower_toeplitz import LowerToeplitz, filter_stream, tuned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class AntiPGD(LowerToeplitz):
         ),
     )
 
+    _open = "damping"
+
     damping: float | None = None
     expected = _check.each(damping=_check.optional(_check.probability))
 
@@ -75,9 +77,3 @@ class AntiPGD(LowerToeplitz):
     def state_size(self, *, steps: int) -> int:
         """0: the last z is regenerated."""
         return 0
-
-    def _is_open(self) -> bool:
-        return self.damping is None
-
-    def _value(self) -> float:
-        return unresolved("damping") if self.damping is None else self.damping

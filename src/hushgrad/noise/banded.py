@@ -14,7 +14,7 @@ from hushgrad import _check, _papers
 from hushgrad._value import LATER
 from hushgrad.events import BallsInBins, CyclicPoisson, Event, Gaussian, Once, Participation, Sampled
 from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
+from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps
 from hushgrad.noise.optimise_banded import optimise_banded
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.power_series import binomial, inverse
@@ -58,6 +58,8 @@ class Banded(LowerToeplitz):
             arxiv="2405.13763",
         ),
     )
+
+    _open = "coefficients"
 
     bands: int = field(default=64, kw_only=False)  # plans print Banded(4)
     loss: str = "mean"
@@ -175,9 +177,3 @@ class Banded(LowerToeplitz):
         """The Gaussian of one participation whose column of C overlaps no other's."""
         column = self._fixed(steps, participation).strategy_coefficients(self.bands)
         return Gaussian(noise_multiplier / float(np.linalg.norm(column)))
-
-    def _is_open(self) -> bool:
-        return self.coefficients is None
-
-    def _value(self) -> tuple[float, ...]:
-        return unresolved("coefficients") if self.coefficients is None else self.coefficients

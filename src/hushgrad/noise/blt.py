@@ -14,7 +14,7 @@ from hushgrad import _check, _papers
 from hushgrad._value import LATER
 from hushgrad.events import Once, Participation
 from hushgrad.noise.base import Mechanism, NoiseStream
-from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps, unresolved
+from hushgrad.noise.lower_toeplitz import LowerToeplitz, known_steps
 from hushgrad.noise.optimise_blt import blt_errors, blt_sensitivity, blt_weights, optimise_blt
 from hushgrad.noise.participation import pattern_of
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion
@@ -51,6 +51,8 @@ class BLT(LowerToeplitz):
         ),
         _papers.DENISOV_2022_IMPROVED,
     )
+
+    _open = "decay"
 
     buffers: int = field(default=4, kw_only=False)  # plans print BLT(2)
     loss: str = "mean"
@@ -160,13 +162,8 @@ class BLT(LowerToeplitz):
     def state_size(self, *, steps: int) -> int:
         return self.buffers
 
-    def _is_open(self) -> bool:
-        return self.decay is None
-
     def _decays(self) -> tuple[np.ndarray, np.ndarray]:
-        if self.decay is None or self.inverse_decay is None:
-            unresolved("decay")
-        return np.array(self.decay), np.array(self.inverse_decay)
+        return np.array(self._value()), np.array(self.inverse_decay)
 
 
 def _exponentials(weight: np.ndarray, decay: np.ndarray, steps: int) -> np.ndarray:

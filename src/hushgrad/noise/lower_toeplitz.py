@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -31,6 +31,8 @@ MEMORY = 8
 @dataclass(frozen=True)
 class LowerToeplitz(Mechanism):
     """Noise that is a causal filter of independent noise: row t is sum_j beta_j z_{t-j}."""
+
+    _open: ClassVar[str] = ""  # the parameter that is tuned for a run where it is None
 
     @abstractmethod
     def strategy_coefficients(self, steps: int) -> np.ndarray:
@@ -64,7 +66,14 @@ class LowerToeplitz(Mechanism):
 
     def _is_open(self) -> bool:
         """Whether a parameter is still to be tuned; answers are then those of the mechanism tuned for the steps and participation asked."""
-        return False
+        return bool(self._open) and getattr(self, self._open) is None
+
+    def _value(self) -> Any:
+        """The parameter that may be tuned; without it there is no noise and no matrix."""
+        if self._is_open():
+            remedy = "Call resolved(steps=, participation=) to tune it, or give a value."
+            raise ArgumentError(f"Expected {self._open} to be fixed. {remedy}")
+        return getattr(self, self._open)
 
     def _fixed(self, steps: int, participation: Participation) -> LowerToeplitz:
         # A fixed mechanism may be asked about the first steps of its run, and must not be tuned for these.
@@ -109,11 +118,6 @@ def known_steps(steps: int | None) -> int:
     if steps is None:
         _check.fail("steps", steps, "to be given", "Correlated noise is made for a number of steps: pass steps=.")
     return _check.positive_int(steps=steps)
-
-
-def unresolved(name: str) -> NoReturn:
-    """Refuse to make noise or give its matrix while a parameter is still open."""
-    raise ArgumentError(f"Expected {name} to be fixed. Call resolved(steps=, participation=) to tune it, or give a value.")
 
 
 def tuned(make: Callable[[float], LowerToeplitz], steps: int, participation: Participation, *, low: float, high: float) -> float:

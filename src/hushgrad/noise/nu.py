@@ -10,7 +10,7 @@ import numpy as np
 from hushgrad import _check, _papers
 from hushgrad.events import Participation
 from hushgrad.noise.base import Mechanism
-from hushgrad.noise.lower_toeplitz import LongFilter, tuned, unresolved
+from hushgrad.noise.lower_toeplitz import LongFilter, tuned
 from hushgrad.noise.power_series import binomial
 from hushgrad.noise.suggestions import Run, Skipped, Suggestion, regenerating
 
@@ -42,6 +42,8 @@ class Nu(LongFilter):
 
     papers = (_papers.CHOQUETTE_2024_CORRELATED,)
 
+    _open = "nu"
+
     nu: float | None = None
     series: str = "binomial"
 
@@ -71,9 +73,3 @@ class Nu(LongFilter):
         if self.nu is not None:
             return self
         return replace(self, nu=tuned(lambda nu: Nu(nu=nu), steps, participation, low=1e-2 / steps, high=0.9))
-
-    def _is_open(self) -> bool:
-        return self.nu is None
-
-    def _value(self) -> float:
-        return unresolved("nu") if self.nu is None else self.nu
