@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import transform
@@ -36,6 +37,8 @@ ROUNDED = (
     "Means over the batch were differentiated in half precision: whether one example is there moves the rounding of all others, which no "
     "bound covers. Use private.loss(fn), or sums"
 )
+
+_TENSORS = {Tensor}
 
 
 class Losses:
@@ -190,7 +193,8 @@ class Handed(PassedData):
             self._parts = {}
         known = self._batch if whole else self._parts
         items: Any = batch
-        plain = isinstance(items, list) and {*map(type, items)} <= {Tensor}  # as most are
+        # As most are; a packed sequence is a tuple, too.
+        plain = isinstance(items, (list, tuple)) and {*map(type, items)} <= _TENSORS and not isinstance(items, PackedSequence)
         self._own = set() if plain else {*containers(items)}
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
@@ -215,7 +219,7 @@ class Handed(PassedData):
             return
         # Most models have one output and plain inputs, which need no walk.
         made = [output] if type(output) is Tensor else tensors_in(output)
-        plain = not kwargs and {*map(type, args)} <= {Tensor}
+        plain = not kwargs and {*map(type, args)} <= _TENSORS
         changed = not plain and not self._capture.aside and self.is_new("the model", (args, kwargs))
         if changed or not self._all_known(args if plain else tensors_in((args, kwargs))):
             if self._capture.aside:
