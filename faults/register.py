@@ -38,7 +38,7 @@ READS = {
     "report/folder.py": "run folders",
     "report/signature.py": "signed cards",
     "serve/files.py": "folders on the page",
-    "serve/series.py": "folders on the page",
+    "serve/runs.py": "folders on the page",
     "train/checkpoint.py": "forged checkpoints",
     "train/shard_files.py": "shard files",
     "train/tree.py": "checkpoints",

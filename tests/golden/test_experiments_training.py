@@ -15,10 +15,21 @@ from hushgrad.clipping import Flat, clipped_sum
 from hushgrad.errors import ArgumentError
 from hushgrad.experiments import Context, find
 from hushgrad.experiments.characters import ALPHABET, Recent, bits, encoded, speeches, windows
-from hushgrad.experiments.full_batch import Descent, _mean_clipped, _smoothed, descended
 from hushgrad.experiments.language_model import _FULL, _split
+from hushgrad.experiments.linear_runs import (
+    Descent,
+    Setting,
+    _gradients,
+    _mean_clipped,
+    _smoothed,
+    correct,
+    descended,
+    lipschitz,
+    spectrum,
+    theorem2,
+    train_together,
+)
 from hushgrad.experiments.memorisation import _QUICK, _planted
-from hushgrad.experiments.paper_recipe import Setting, _gradients, correct, lipschitz, spectrum, theorem2, train_together
 from hushgrad.experiments.public_features import centred, oriented_gradients, upright
 from hushgrad.experiments.training import held_out, image_data, mean_and_error, trained
 from hushgrad.recipes import DATA

@@ -18,7 +18,7 @@ from hushgrad.report.charts import Chart, number
 from hushgrad.serve import Settings, create_app, fields
 from hushgrad.serve.access_control import AccessControl
 from hushgrad.serve.files import LIMITS
-from hushgrad.serve.series import SHOWN
+from hushgrad.serve.runs import SHOWN
 
 KEYS = st.sampled_from(
     ["plan", "model", "data", "run", "name", "epsilon", "delta", "seed", "outcome", "step", "steps", "float", *SHOWN]

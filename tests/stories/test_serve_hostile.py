@@ -346,7 +346,7 @@ def test_a_link_made_at_the_last_moment_is_not_followed(tmp_path, monkeypatch):
 
 
 def test_large_metrics_are_read_in_little_time(tmp_path):
-    from hushgrad.serve.series import read_series
+    from hushgrad.serve.runs import read_series
 
     (tmp_path / "run").mkdir()
     line = '{"step": %d, "steps": 400000, "epsilon": 1.5, "signal_to_noise": 0.25, "learning_rate": 0.1}\n'

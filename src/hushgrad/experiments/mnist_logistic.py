@@ -11,12 +11,13 @@ from torch.utils.data import TensorDataset
 
 from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Findings, Stated, Table
-from hushgrad.experiments.full_batch import Descent, descended
-from hushgrad.experiments.paper_recipe import (
+from hushgrad.experiments.linear_runs import (
     DELTA,
+    Descent,
     Setting,
     authors_noise,
     correct,
+    descended,
     lipschitz,
     normalised,
     table2,

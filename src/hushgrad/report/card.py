@@ -37,11 +37,11 @@ class Card:
     guarantee: Guarantee
     plan: Plan
     steps: int
-    plain: tuple[str, ...]
+    plain: tuple[str, ...] = ()
     sampling: dict[str, str]
-    interval: tuple[float, float] | None
-    curve: tuple[tuple[float, float], ...]
-    trade_off: tuple[tuple[float, float], ...]
+    interval: tuple[float, float] | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+    trade_off: tuple[tuple[float, float], ...] = ()
     noise_source: str
     gap: float | None
     gap_note: str
@@ -120,11 +120,7 @@ def facts_of(run_folder: str | Path, *, raw: bool = False, policy: Policy | None
         guarantee=guarantee,
         plan=plan,
         steps=steps,
-        plain=(),
         sampling={"assumed": str(plan.participation), "done": sampling_done(plan, guarantee, steps)},
-        interval=None,
-        curve=(),
-        trade_off=(),
         noise_source=_noise_source(folder),
         gap=gap,
         gap_note=gap_note,

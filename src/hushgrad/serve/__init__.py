@@ -9,7 +9,7 @@
 | ``settings`` | what is served, and to whom |
 | ``fields`` | the planner's form: names, bounds and defaults, for the page, the API and its description |
 | ``files`` | reads untrusted run folders |
-| ``runs``, ``series`` | the runs, their progress and their curves |
+| ``runs`` | the runs, their progress and their curves |
 | ``jobs``, ``worker``, ``worker_queue`` | expensive requests, answered in child processes with limits of time and memory |
 | ``access_control`` | who may ask, and the headers of every answer |
 | ``pages``, ``api``, ``problems`` | HTML, JSON, and errors in both |

@@ -46,9 +46,8 @@ async def plan(request: Request) -> dict[str, Any]:
 @router.get("/curves", tags=["planner"], openapi_extra={"parameters": [*fields.parameters(), _SHOW]})
 async def curves(request: Request) -> dict[str, Any]:
     """Epsilon of one plan against its noise, batch size and steps, as [x, epsilon] pairs; what one more epoch costs."""
-    pairs = request.query_params.multi_items()
-    show = next((value for name, value in pairs if name == "show"), "")
-    question = fields.asked(pair for pair in pairs if pair[0] != "show")
+    pairs, show = fields.split(request.query_params.multi_items())
+    question = fields.asked(pairs)
     chosen, found = await while_wanted(request, site(request).curves(question, show))
     return {"question": question, "plan": chosen["name"], "noise_multiplier": chosen["noise_multiplier"], **found}
 

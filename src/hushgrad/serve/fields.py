@@ -88,6 +88,13 @@ CHOICES = {
 _LONGEST = 32  # characters of one value
 
 
+def split(pairs: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """The fields of the question, and which plan's curves are wanted."""
+    listed = list(pairs)
+    show = next((value for name, value in listed if name == "show"), "")
+    return [pair for pair in listed if pair[0] != "show"], show
+
+
 def asked(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """The question in a query string, complete and within bounds.
 

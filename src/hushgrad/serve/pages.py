@@ -17,8 +17,7 @@ from hushgrad.serve import fields
 from hushgrad.serve.access_control import CARD_POLICY
 from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.rules import in_words
-from hushgrad.serve.runs import Run
-from hushgrad.serve.series import SHOWN
+from hushgrad.serve.runs import SHOWN, Run
 from hushgrad.serve.site import site, while_wanted
 from hushgrad.serve.views import page
 
@@ -45,17 +44,10 @@ def icon() -> Response:
 # The planner -----------------------------------------------------------------------------------------------------------
 
 
-def _split(request: Request) -> tuple[list[tuple[str, str]], str]:
-    """The fields of the question, and which plan's curves are wanted."""
-    pairs = request.query_params.multi_items()
-    show = next((value for name, value in pairs if name == "show"), "")
-    return [pair for pair in pairs if pair[0] != "show"], show
-
-
 @router.get("/", response_class=HTMLResponse)
 async def planner(request: Request) -> Response:
     """The form; with a question in the address, its answer too."""
-    pairs, show = _split(request)
+    pairs, show = fields.split(request.query_params.multi_items())
     context: dict[str, Any] = {"numbers": fields.NUMBERS, "choices": fields.CHOICES, "given": dict(pairs), "problem": ""}
     status = 200
     try:
@@ -75,17 +67,15 @@ async def _answer(request: Request, question: dict[str, Any], show: str) -> dict
 @router.get("/part/plan", response_class=HTMLResponse)
 async def plan_part(request: Request) -> Response:
     """The ranking."""
-    pairs, show = _split(request)
-    question = fields.asked(pairs)
-    return page(request, "_ranking.html", **await while_wanted(request, _ranking(request, question, show)))
+    pairs, show = fields.split(request.query_params.multi_items())
+    return page(request, "_ranking.html", **await while_wanted(request, _ranking(request, fields.asked(pairs), show)))
 
 
 @router.get("/part/curves", response_class=HTMLResponse)
 async def curves_part(request: Request) -> Response:
     """The curves of one plan."""
-    pairs, show = _split(request)
-    question = fields.asked(pairs)
-    return page(request, "_curves.html", **await while_wanted(request, _figures(request, question, show)))
+    pairs, show = fields.split(request.query_params.multi_items())
+    return page(request, "_curves.html", **await while_wanted(request, _figures(request, fields.asked(pairs), show)))
 
 
 async def _ranking(request: Request, question: dict[str, Any], show: str) -> dict[str, Any]:
