@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.train import Plan, make_private
+from hushgrad.train.batch_means import Rows
+from hushgrad.train.batch_variety import Variety
 
 WORDS, LENGTH, COUNT = 11, 9, 12
 
@@ -100,6 +102,55 @@ def test_a_loss_of_a_batch_is_a_mean_over_its_examples_or_refused(way, seed):
 def test_a_mean_by_chance_is_seen_where_texts_first_differ(way):
     with pytest.raises(NotIsolated):  # batches of two texts; one of them, in whatever place, has a longer one
         _taken(MIXED["all tokens"], [5] * 23 + [8], way, steps=12, size=2)
+
+
+class Classes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x, labels):
+        scores = self.head(x)
+        return {"scores": scores, "loss": F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 1.0, 20.0]))}
+
+
+@pytest.mark.parametrize("way", ["the model's own", "private.loss"])
+def test_a_class_with_a_weight_that_comes_late_is_seen_where_it_comes(way):
+    labels = [0, 1] * 24
+    labels[41] = 2
+    data = torch.utils.data.TensorDataset(torch.randn(48, 5, generator=torch.Generator().manual_seed(1)), torch.tensor(labels))
+    model = Classes()
+    plan = Plan.dpftrl(noise_multiplier=1.0, delta=1e-3, batch_size=4, dataset_size=48, steps=12, sampling="round_robin")
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, seed=1)
+    loss = private.loss(lambda model, x, labels: model(x, labels)["loss"])
+    with pytest.raises(NotIsolated):
+        for x, y in private.loader(data):
+            late = bool(y.eq(2).any())
+            (loss(model, x, y) if way == "private.loss" else model(x, y)["loss"]).backward()
+            private.optimizer.step()
+    assert late and private.steps > 0 and private.spent().epsilon == float("inf")
+    private.detach()
+
+
+@pytest.mark.parametrize("way", ["the model's own", "private.loss"])
+def test_labels_that_do_not_count_are_seen_where_they_first_come(way):
+    """Before, texts differ in how often they hold their least word, which divides nothing."""
+    with pytest.raises(NotIsolated):
+        _taken(MIXED["all tokens"], [LENGTH] * 47 + [3], way, steps=12, size=4)
+
+
+def test_classes_count_as_tried_where_they_met_others():
+    rows, seen = Rows(2, 2), Variety()
+    for pair in ([0, 1], [2, 3]):
+        assert len(seen.shown([torch.tensor(pair)], rows.held)) == 2
+        seen.add([torch.tensor(pair)], rows.held)
+    assert seen.shown([torch.tensor([0, 2])], rows.held) == {1}  # neither of the first two met one of the others
+    seen.add([torch.tensor([0, 2])], rows.held)
+    assert seen.shown([torch.tensor([1, 2])], rows.held) == set()
+    for k in range(4, 80, 2):  # numbers of records
+        seen.add([torch.tensor([k, k + 1])], rows.held)
+    assert seen.shown([torch.tensor([200, 201])], rows.held) == set()
 
 
 def test_what_was_released_before_is_covered_by_no_theorem():

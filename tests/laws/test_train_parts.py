@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.batch_loader import stamp
 from hushgrad.train import Plan, make_private
+from hushgrad.train.loss_tracking import PREPARED
 
 N = 24
 
@@ -144,3 +145,32 @@ def _first(batch, passed):
 def test_parts_that_are_cut_by_hand_are_refused_with_the_way_to_cut_them(loop):
     with pytest.raises(CaptureError, match=r"batch\.split\(size\)"):
         _run(loop)
+
+
+def _turned_in_place(batch):
+    batch["input"][:] = batch["input"].flip(0)
+
+
+def _replaced(batch):
+    batch["input"] = batch["input"] - batch["input"].mean(0)
+
+
+def _copied(batch):
+    batch["input"] = batch["input"].clone()
+
+
+@pytest.mark.parametrize(("change", "notes"), [(_turned_in_place, {PREPARED}), (_replaced, {PREPARED}), (_copied, set())])
+def test_what_a_loop_makes_of_a_batch_before_it_is_cut_is_vouched_for(change, notes):
+    torch.manual_seed(0)
+    data = [{"input": torch.randn(5), "label": torch.tensor(i % 2)} for i in range(N)]
+    model = nn.Linear(5, 2)
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=12, dataset_size=N, steps=2)
+    private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+    loss = private.loss(F.cross_entropy)
+    for batch in private.loader(data):
+        change(batch)
+        for part in batch.split(4):
+            loss(model(part["input"]), part["label"]).backward()
+        private.optimizer.step()
+    assert set(private.spent().notes) == notes
+    private.detach()

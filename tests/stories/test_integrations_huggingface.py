@@ -298,6 +298,18 @@ def test_an_encoder_decoder_reads_its_labels():
     torch.testing.assert_close(our_loss(model, inputs), torch.stack(each).mean())
 
 
+def test_the_length_of_what_is_translated_does_not_say_which_words_count():
+    """Where the longest source is as long as the longest translation, each has a mask of the other's shape."""
+    torch.manual_seed(6)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=40, decoder_start_token_id=0, **sizes))
+    rows, mask = texts(5)
+    assert bool(mask.eq(0).any())
+    inputs = {"input_ids": rows, "attention_mask": mask, "labels": torch.randint(1, 40, rows.shape)}
+    each = [models_own_loss(model, {name: value[i : i + 1] for name, value in inputs.items()}) for i in range(5)]
+    torch.testing.assert_close(our_loss(model, inputs), torch.stack(each).mean())
+
+
 def test_losses_that_are_no_mean_over_examples_are_refused():
     inputs = language()
     classes = torch.tensor([0, 1, 0, -100, 1])

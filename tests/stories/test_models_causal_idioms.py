@@ -7,7 +7,9 @@ import torch
 from test_models_causal import After, a_plan, a_trainer, adapted, apart, full, llama, looped, peft, stepped, texts, transformers
 from torch import nn
 
-from hushgrad.errors import ArgumentError, HushgradError
+from hushgrad.errors import ArgumentError, HushgradError, NotIsolated
+from hushgrad.integrations.huggingface import PrivateTrainer
+from hushgrad.train.loss_tracking import VOUCHED
 
 
 def exact(folder, model, data=None, **options):
@@ -171,3 +173,41 @@ def test_an_optimizer_and_a_schedule_that_are_made_before_the_run_are_its_own(tm
     assert (trainer.private.optimizer, trainer.lr_scheduler) == made and trainer.lr_scheduler.last_epoch == 2
     with pytest.raises(ArgumentError, match=r"hyperparameter_search=.*not to be called.*hushgrad tune"):
         trainer.hyperparameter_search(n_trials=2)
+
+
+def test_an_empty_text_adds_nothing(tmp_path):
+    data = texts(4)
+    steps = [stepped(tmp_path, full(), some, plan=a_plan(len(data))) for some in ([{"input_ids": []}, *data[1:]], data[1:])]
+    assert apart(*steps) < 1e-6
+
+
+# Steps of one's own -------------------------------------------------------------------------------------------------------
+
+
+class OwnStep(PrivateTrainer):
+    """As a page on Trainer has it."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        loss = loss + outputs["logits"].logsumexp(-1).square().max()
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class OwnStepAndLoss(OwnStep):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def test_what_a_step_of_ones_own_adds_to_the_loss_is_vouched_for(tmp_path):
+    trainer = a_trainer(tmp_path, full(), texts(), kind=OwnStep)
+    trainer.train()
+    assert VOUCHED in trainer.spent().notes
+
+
+def test_a_loss_of_all_tokens_in_a_step_of_ones_own_is_refused(tmp_path):
+    with pytest.raises(NotIsolated, match=r"the model's own loss.*Override compute_loss"):
+        a_trainer(tmp_path, full(), texts(), kind=OwnStepAndLoss).train()

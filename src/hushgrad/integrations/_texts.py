@@ -104,9 +104,10 @@ def require_padding_apart(
     texts = [dataset[len(dataset) * k // _TRIED] for k in range(_TRIED)] if len(dataset) else []
     alone = [_collated(collate, [text]) for text in texts]
     lengths = [0 if (ids := _ids(batch)) is None else ids.shape[1] for batch in alone]
-    if not lengths or min(lengths) == 0:
+    read = [k for k, length in enumerate(lengths) if length]  # an empty text is not run alone
+    if not read:
         return
-    short, long = lengths.index(min(lengths)), lengths.index(max(lengths))
+    short, long = min(read, key=lengths.__getitem__), max(read, key=lengths.__getitem__)
     padded = _first(_collated(collate, [texts[short], texts[long]]))
     others = None if padded is None else _with_others(alone[short], padded)
     if padded is None or others is None:

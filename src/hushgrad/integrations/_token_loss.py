@@ -27,6 +27,11 @@ OWN_MEAN = (
     "It is that of compute_loss. Leave compute_loss out, or return the mean over the examples of what depends on one alone: of texts "
     "token_loss(model(**inputs).logits, inputs['labels'], shift=True), of classes cross_entropy(..., reduction='none').mean()."
 )
+MODELS_MEAN = (
+    "It is the model's own loss, of all labels together. Override compute_loss with the mean over the examples of what depends on one "
+    "alone: of texts token_loss(model(**inputs).logits, inputs['labels'], shift=True), of classes "
+    "cross_entropy(..., reduction='none').mean()."
+)
 _TOKENIZER = "Use the model's own tokenizer, with truncation=True, or resize_token_embeddings before the run."
 _SAME = 1e-4  # relative: far above rounding
 _ROUNDED = 2e-2  # of scores in half precision
@@ -85,7 +90,8 @@ class ExampleLoss:
         transformer = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
         keeps = transformer is not None and transformer.config.is_encoder_decoder
         outputs = model(**(inputs if keeps else {name: value for name, value in inputs.items() if name != "labels"}))
-        logits, mask = outputs["logits"], inputs.get("attention_mask")
+        # There attention_mask is that of other texts, whose lengths may happen to be those of the labels.
+        logits, mask = outputs["logits"], inputs.get("decoder_attention_mask" if keeps else "attention_mask")
         behind = _behind_prompt(_read(labels, mask, shift=bool(self._shift)), logits)
         if behind.shape != labels.shape and isinstance(mask, Tensor) and bool((mask[:, :1] < mask.amax(1, True)).any()):
             _refuse(

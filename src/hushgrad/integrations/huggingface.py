@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hushgrad.guarantee import Guarantee
 from hushgrad.integrations._arguments import as_planned, refuse_search, require_fitting, require_known
 from hushgrad.integrations._batches import Batches, drawn
 from hushgrad.integrations._texts import require_apart, require_numbered, require_padding_apart, require_texts
-from hushgrad.integrations._token_loss import OWN_MEAN, ExampleLoss, checked, token_loss
+from hushgrad.integrations._token_loss import MODELS_MEAN, OWN_MEAN, ExampleLoss, checked, token_loss
 from hushgrad.integrations._trainer_helpers import Saves, TrainerPasses
 from hushgrad.release.keys import RunKey
 from hushgrad.sampling.units import Grouping
@@ -124,6 +125,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._groups, self._identity, self._folder = groups, identity, checkpoint
         self._example_loss = ExampleLoss()
         self._private: Private | None = None
+        self._stepping = False  # inside of this class's training_step, which runs what compute_loss returns and nothing else
         self._schedule: Any = None
         self._means: Means | None = None  # of a loss of the user's own
         self._checkpoint: Checkpoint | None = None
@@ -176,7 +178,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self._require_padding_apart()
             self._private = self._attached()
             if self._own_loss and self._options["check_isolation"]:
-                self._means, self._private.losses.tried = Means(self._private.losses, OWN_MEAN), True
+                self._means = Means(self._private.losses, OWN_MEAN)
+            self._private.losses.remedy = MODELS_MEAN
             self.create_scheduler(self.plan.steps, self.optimizer)
             self._epsilon = EpsilonSoFar(self.plan, steps=self._private.steps_allowed)
             if self._folder is not None:
@@ -229,7 +232,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         total, world = torch.zeros((), device=self.args.device, dtype=torch.float32), self.private.placement.world
         part: Any
         for part in self.private.split(batch, self.args.train_batch_size):
-            loss = super().training_step(model, dict(part), None)
+            with self._tried():
+                loss = super().training_step(model, dict(part), None)
             if self._means is not None:
                 rows = Rows(part.examples, part.examples - part.padding)
                 self._means.look(partial(self._own_of, model), model, self._prepare_inputs(dict(part)), rows)
@@ -237,6 +241,16 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             counted = part.examples - part.padding
             total += loss * (counted / (part.examples if summed else 1)) if counted else 0.0
         return total * (world.size / max(1, world.total(batch.examples - batch.padding)))
+
+    @contextmanager
+    def _tried(self) -> Iterator[None]:
+        """Inside, what ``compute_loss`` returns is run backward as it is, and tried behind the pass if it is the user's own."""
+        losses = self.private.losses
+        before, self._stepping, losses.tried = losses.tried, True, self._means is not None
+        try:
+            yield
+        finally:
+            self._stepping, losses.tried = False, before
 
     def _own_of(self, model: nn.Module, inputs: Any) -> Tensor:
         with self.compute_loss_context_manager():
@@ -255,7 +269,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if self._private is not None and torch.is_grad_enabled():
             self._require_exact(inputs)
             losses = self._private.losses
-            loss = losses.covered(losses.summed(loss, len(inputs["labels"])), alone=not self._own_loss)
+            loss = losses.covered(losses.summed(loss, len(inputs["labels"])), alone=self._stepping and not self._own_loss)
         return (loss, outputs) if return_outputs else loss
 
     def _require_exact(self, inputs: Any) -> None:

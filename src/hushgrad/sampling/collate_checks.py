@@ -148,13 +148,17 @@ def _kept_without(first: Tensor, fewer: Tensor, dim: int | None) -> bool:
 
 
 def smallest(records: Sequence[Any]) -> int | None:
-    """The index of the smallest record by lengths and shapes; None if all have one size.
+    """The index of the smallest record by lengths and shapes, if possible one without anything empty; None if all have one size.
 
     >>> smallest([{"ids": [1, 2, 3]}, {"ids": [4]}, {"ids": [5, 6]}]), smallest([torch.ones(3), torch.zeros(3)])
     (1, None)
     """
     extents = [_extent(record) for record in records]
-    return None if extents.count(extents[0]) == len(extents) else min(range(len(extents)), key=lambda i: sum(extents[i]))
+    return (
+        None
+        if extents.count(extents[0]) == len(extents)
+        else min(range(len(extents)), key=lambda i: (0 in extents[i], sum(extents[i])))
+    )
 
 
 def _extent(item: Any, depth: int = 4) -> tuple[int, ...]:

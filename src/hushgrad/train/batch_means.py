@@ -1,7 +1,8 @@
 """Tests whether a loss that is only known for whole batches is a mean over examples of terms that each depend on one of them alone.
 
 A mean over all tokens, over the labels that are not ignored, or by weights divides by what the other examples hold. If all examples of a
-batch hold equally much, it happens to be a mean over the examples: so it is tested again when they first differ, and from time to time.
+batch hold equally much, it happens to be a mean over the examples: so it is tested again when they first differ, or a class, or a label
+that does not count, is first among them; and from time to time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from hushgrad.clipping.proof.fixed_randomness import as_it_was
 from hushgrad.clipping.proof.inputs import Reading, leaves, mapped
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
+from hushgrad.train.batch_variety import Variety
 from hushgrad.train.loss_arguments import gradients, ordinary
 from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.trial_passes import Constant, aside
@@ -63,11 +65,11 @@ class Rows(NamedTuple):
 
 
 class Means:
-    """Tests a function of batches: the first time, when examples first hold different amounts, and from time to time."""
+    """Tests a function of batches: the first time, when examples first differ in a way that was not seen, and from time to time."""
 
     def __init__(self, losses: Losses, remedy: str, *, either: bool = False) -> None:
         self._losses, self._remedy, self._either = losses, remedy, either  # a sum over the examples is as good as their mean
-        self._lot, self._seen, self._tried = Random(0), set[int](), False
+        self._lot, self._seen, self._tried = Random(0), Variety(), False
 
     def look(self, fn: Loss, model: nn.Module, batch: Any, rows: Rows) -> None:
         """Refuse a loss of ``batch`` that is not a mean over its examples, if it is time to test it.
@@ -78,21 +80,22 @@ class Means:
         self._losses.padded.check_batch(fn, model, batch, rows.examples)
         if self._losses.together or rows.counted < 2:  # copies of one example show nothing
             return
-        new = _variety(batch, rows) - self._seen
+        new = self._seen.shown(batch, rows.held)
         if self._tried and not new and self._lot.randrange(_AGAIN):
             return
         capture = self._losses.capture
         with capture.pause(), self._losses.handed.seen():
-            found = self._is_mean(fn, model, batch, rows, _SHOWN if new or not self._tried else _LATER)
+            found = self._is_mean(fn, model, batch, rows, _SHOWN if new or not self._tried else _LATER, new)
         if not found:
-            message = f"{MIXED} {self._remedy}"
+            message = f"{MIXED} {(self._either and self._losses.remedy) or self._remedy}"
             if self._tried:  # nobody knows since when
                 capture.not_isolated, capture.late = message, True
             raise NotIsolated(message)
-        self._tried, self._seen = True, self._seen | new
+        self._tried = True
+        self._seen.add(batch, rows.held)
 
-    def _is_mean(self, fn: Loss, model: nn.Module, batch: Any, rows: Rows, shown: int) -> bool:
-        some = sorted(self._lot.sample(range(rows.counted), min(rows.counted, shown)))
+    def _is_mean(self, fn: Loss, model: nn.Module, batch: Any, rows: Rows, shown: int, new: set[int]) -> bool:
+        some = sorted(new | set(self._lot.sample(range(rows.counted), min(rows.counted, shown))))
         trained = [p for p in model.parameters() if p.requires_grad]
         half = self._losses.capture.rounded or torch.is_autocast_enabled(trained[0].device.type)
         half = half or any(p.dtype in _HALF for p in model.parameters())
@@ -140,12 +143,6 @@ def _on(fn: Loss, batch: Any, wanted: Sequence[Tensor]) -> Tensor:
             return loss.detach()
         found = gradients(loss.sum(), wanted)
     return torch.stack([torch.arange(1, g.numel() + 1, device=g.device).to(g).sin_().dot(g.flatten()) for g in found])
-
-
-def _variety(batch: Any, rows: Rows) -> set[int]:
-    """The tensors in which examples hold different amounts."""
-    found = ((k, rows.held(t)) for k, t in enumerate(leaves(batch)))
-    return {k for k, held in found if held is not None and bool((held != held[0]).any())}
 
 
 def _few(lot: Random, batch: Any, rows: Rows, some: list[int]) -> list[int]:

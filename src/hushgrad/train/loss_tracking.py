@@ -52,6 +52,7 @@ class Losses:
         self.fixed = False  # all passes have one shape
         self.vouched = False
         self.tried = False  # whoever loops tries what a pass is the loss of
+        self.remedy: str | None = None  # of whoever loops, for a loss of the model's own
         self.known: dict[Any, Any] = {}  # what the first function of a line of the program held
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
@@ -175,6 +176,7 @@ class Handed(PassedData):
         super().__init__(capture)
         self.also: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None  # called after passes with other outputs
         self.padded = False  # whether it is called after every pass of this step
+        self._items: Any = None  # the step's batch, as the loop has it
 
     def attach(self, model: nn.Module) -> Any:
         """Hook the model's passes; returns the handle to remove the hook with."""
@@ -182,7 +184,10 @@ class Handed(PassedData):
 
     def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
         """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
+        if not whole and not self._seen and not self._all_known(tensors_in(self._items)):  # the loop has changed it since
+            self.prepared = True
         if whole:
+            self._items = batch
             self._due = not self._begun or self._lot.random() * RARELY < 1
             if not self._begun:
                 self._capture.look_at_attributes()
@@ -202,7 +207,7 @@ class Handed(PassedData):
 
     def forget(self) -> None:
         """Called after the step."""
-        self._batch, self._parts, self._outputs, self._large, self._hooks = {}, {}, {}, None, []
+        self._items, self._batch, self._parts, self._outputs, self._large, self._hooks = None, {}, {}, {}, None, []
 
     def to_loss(self, leaves: list[Tensor]) -> None:
         """Called with what a loss of the run is given."""
