@@ -87,7 +87,7 @@ def same(one, other):
 
 
 def test_the_loss_that_is_logged_is_a_mean_however_many_rows_fill_parts_up(tmp_path):
-    model, losses = bert(), []
+    model, losses = bert(dropout=0.0), []
     nn.init.zeros_(model.classifier.weight)
     nn.init.zeros_(model.classifier.bias)
 
@@ -131,7 +131,7 @@ def test_the_steps_are_those_of_a_plain_loop(tmp_path):
 
 
 def test_logs_tell_epsilon_and_evaluation_is_trainers_own(tmp_path):
-    model, data = bert(), labelled()
+    model, data = bert(dropout=0.0), labelled()
     args = arguments(tmp_path, eval_strategy="steps", eval_steps=5, num_train_epochs=7, max_steps=10)
     plan = a_plan()
     trainer = PrivateTrainer(model, args, plan, train_dataset=data, eval_dataset=data, seed=2)
@@ -146,7 +146,7 @@ def test_logs_tell_epsilon_and_evaluation_is_trainers_own(tmp_path):
 
 
 def test_a_budget_ends_the_run(tmp_path):
-    model, data = bert(), labelled()
+    model, data = bert(dropout=0.0), labelled()
     budget = a_plan(4).guarantee().epsilon * 1.0001
     trainer = PrivateTrainer(model, arguments(tmp_path), a_plan(), train_dataset=data, seed=2, max_epsilon=budget)
     trainer.train()
@@ -482,7 +482,7 @@ class OwnOptimizer(PrivateTrainer):
 
 
 def test_an_optimizer_of_a_subclass_is_made_once(tmp_path):
-    model = bert()
+    model = bert(dropout=0.0)
     before = weights(model)
     trainer = OwnOptimizer(model, arguments(tmp_path), a_plan(), train_dataset=labelled(), seed=2)
     trainer.train()

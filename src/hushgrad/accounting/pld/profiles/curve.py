@@ -219,7 +219,7 @@ def gaussian_tails(epsilon: Array, mu: float) -> tuple[Array, Array]:
     b = a - mu
     density = np.exp(-0.5 * a * a)
     above = 0.5 * density * erfcx(np.maximum(-b, 0.0) / _ROOT2)
-    if np.any(b > 0):  # never for epsilon >= 0
+    if (b > 0).any():  # never for epsilon >= 0
         above = np.where(b > 0, np.exp(np.minimum(epsilon, 0.0)) * ndtr(b), above)
     if mu >= _SMALL_MU:
         return np.maximum(ndtr(a) - above, 0.0), above

@@ -231,5 +231,7 @@ def _invert(curve: Curve, delta: float, *, upper: bool) -> float:
         low, high = (high / 16, high) if above(high / 16) else (0.0, high / 16)
     for _ in range(56):
         middle = 0.5 * (low + high)
+        if not low < middle < high:  # there is no number between them
+            break
         low, high = (middle, high) if above(middle) else (low, middle)
     return high * (1 + 2.0**-40) if upper else low * (1 - 2.0**-40)  # a loss of hundreds, mapped by ln, is off by 1e-13
