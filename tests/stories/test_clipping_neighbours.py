@@ -222,6 +222,33 @@ def test_what_earlier_words_left_behind(what, examples):
     capture.detach()
 
 
+class Range(nn.Module):
+    """Words of which the largest decides something for all: in the first batches each example has it."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.e, self.a, self.b, self.what = nn.Embedding(12, 6), nn.Linear(6, 8), nn.Linear(8, 3), what
+        self.e.weight.data[9:] *= 5  # those that come later
+
+    def forward(self, words):
+        if self.what == "part of its range":
+            return self.b(self.a(self.e((words / words.max() * 7).long())).mean(1))
+        if self.what == "classes":
+            return self.b(self.a(self.e(words)).mean(1) / F.one_hot(words).shape[-1])
+        known = self.e.weight[: int(words.max()) + 1]
+        return self.b(self.a((self.e(words).mean(1) @ known.T).softmax(-1) @ known))
+
+
+@pytest.mark.parametrize("what", ["part of its range", "classes", "known words"])
+def test_an_integer_that_no_example_had_so_far(what):
+    torch.manual_seed(4)
+    words = torch.randint(1, 8, (9, 5))
+    words[:, 0] = 8
+    later = words.clone()
+    later[3, 2] = 11
+    assert gap(Range(what), [(words,)], (later,), 3) <= 1.0001
+
+
 def test_a_batch_of_one_is_proved_and_then_read():
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
     capture = Capture(model, loss_reduction="sum")

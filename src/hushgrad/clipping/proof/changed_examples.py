@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hushgrad.clipping.proof.inputs import Change
 
-__all__ = ["KINDS", "Named", "changes", "constant", "halved", "short", "turned"]
+__all__ = ["KINDS", "Named", "beyond", "changes", "constant", "halved", "short", "turned"]
 
 Named = tuple[str, Change]
 
@@ -33,6 +33,27 @@ def changes() -> list[list[Named]]:
         [*filled[math.nan], *filled[math.inf]],
         [("shorter", short)],  # all of them
     ]
+
+
+def beyond() -> list[Named]:
+    """Changes of integers to one more than the largest, everywhere and in one place, and to one less than the smallest."""
+    return [("larger integers", _more), ("a larger integer somewhere", _more_somewhere), ("smaller integers", _fewer)]
+
+
+def _more(t: Tensor, every: Tensor) -> Tensor:
+    counts = not t.is_floating_point() and t.dtype is not torch.bool and every.numel() > 0
+    return torch.full_like(t, min(int(every.max()) + 1, torch.iinfo(t.dtype).max)) if counts else t
+
+
+def _more_somewhere(t: Tensor, every: Tensor) -> Tensor:
+    made = t.clone(memory_format=torch.contiguous_format)
+    made.view(-1)[-1:] = _more(t, every).reshape(-1)[-1:]
+    return made
+
+
+def _fewer(t: Tensor, every: Tensor) -> Tensor:
+    counts = not t.is_floating_point() and t.dtype is not torch.bool and every.numel() > 0
+    return torch.full_like(t, max(int(every.min()) - 1, 0)) if counts and int(every.min()) >= 0 else t
 
 
 def constant(value: float, *, anew: bool) -> list[Named]:

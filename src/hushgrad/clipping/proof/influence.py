@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.proof.changed_examples import KINDS, Named, changes, constant, halved, short, turned
+from hushgrad.clipping.proof.changed_examples import KINDS, Named, beyond, changes, constant, halved, short, turned
+from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.seal_runs import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.runs import same
@@ -140,7 +141,15 @@ def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     shorter = structure.reading.changed(few, {i: short for i in range(n) if i not in others}, n)  # so that others are longer
     groups = changes()
     problem = _replaced(stage, structure, [shorter, few], others, n, groups[:1] if brief else groups)
-    return problem if brief else problem or _by_constants(stage, structure, few, others, n)
+    if problem or brief:
+        return problem
+    return _by_integers(stage, structure, few, others, n) or _by_constants(stage, structure, few, others, n)
+
+
+def _by_integers(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:
+    """Give others integers that do not occur in the batch: the largest of all may be in each of its examples."""
+    counts = any(not t.data.is_floating_point() and t.data.dtype is not torch.bool for t in leaves(few))
+    return _replaced(stage, structure, [few], others, n, [beyond()]) if counts and stage.compared()[1] else None
 
 
 def _by_constants(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:
