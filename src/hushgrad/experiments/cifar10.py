@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from torch.utils.data import TensorDataset
 
 from hushgrad import denoise, noise
 from hushgrad._printed import at_most
-from hushgrad.events import Participation
 from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.public_features import oriented_gradients
@@ -40,6 +40,12 @@ METHODS = {  # method: look in the picture
     "DP-SGD, amplified": {"color": "0.5", "marker": "x", "linestyle": ":"},
     "DP-SGD, amplified, DiSK": {"color": "black", "marker": "*", "linestyle": "--"},
     "DP-SGD, amplified, Laplacian": MARKS["other"],
+}
+_MECHANISMS: dict[str, noise.Mechanism] = {  # the others, but for the dense one, which is optimised for the run
+    PLAIN: noise.Independent(),
+    "DP-FTRL, nu": noise.Nu(),
+    "DP-FTRL, banded": noise.Banded(bands=16),
+    "DP-FTRL, BLT": noise.BLT(buffers=4),
 }
 _FILTERS = {
     "DP-SGD, amplified, DiSK": denoise.Kalman.one_probe(0.7),
@@ -67,11 +73,10 @@ def run(context: Context) -> Findings:
     """Test accuracy over epsilon, every method at its own step size."""
     size = _QUICK if context.quick else _FULL
     data = _features(image_data(context, "cifar10"))
-    plans = _Plans(size)
-    rates, tried = _chosen_rates(context, data, plans)
+    rates, tried = _chosen_rates(context, data, size)
     results: Results = {(m, e): [] for m in METHODS for e in size.epsilons}
     for (method, epsilon), seed in context.track([(k, s) for k in results for s in range(size.seeds)], "over epsilon"):
-        model = _trained(data.train, plans, method, epsilon, rates[method, epsilon], context.seed + 1 + seed)
+        model = _trained(data.train, size, method, epsilon, rates[method, epsilon], context.seed + 1 + seed)
         results[method, epsilon].append(accuracy(model, data.test))
     name, steps = "digits" if context.quick else "CIFAR-10", size.epochs * -(-len(data.train) // size.batch)
     return Findings(
@@ -100,10 +105,10 @@ def run(context: Context) -> Findings:
 def again(context: Context, experiment: Experiment) -> Findings:
     """Another evaluation of correlated noise at epsilon 16, or of DiSK at epsilon 1, on fresh seeds."""
     data = _features(image_data(context, "cifar10"))
-    plans = _Plans(_QUICK if context.quick else _FULL)
+    size = _QUICK if context.quick else _FULL
 
     def value(run: Run, seed: int) -> float:
-        return accuracy(_trained(data.train, plans, run.method, run.epsilon, run.rate, seed), data.test)
+        return accuracy(_trained(data.train, size, run.method, run.epsilon, run.rate, seed), data.test)
 
     def judge(look: Look, one: Sequence[float], other: Sequence[float]) -> Claim:
         told = _correlated if look.claim == "correlated" else _denoising
@@ -131,75 +136,32 @@ def _colours(images: Tensor) -> Tensor:
 # Training ---------------------------------------------------------------------------------------------------------------
 
 
-class _Plans:
-    """The plan of each method, made once for each number of examples: optimising a mechanism and calibrating take a while."""
-
-    def __init__(self, size: _Size) -> None:
-        self.size = size
-        self._known: dict[tuple[str, float, int], Plan] = {}
-
-    def of(self, method: str, epsilon: float, n: int) -> Plan:
-        key = (method, epsilon, n)
-        if key not in self._known:
-            self._known[key] = self._make(method, epsilon, n)
-        return self._known[key]
-
-    def _make(self, method: str, epsilon: float, n: int) -> Plan:
-        size = self.size
-        if method.startswith("DP-SGD, amplified"):
-            return Plan.dpsgd(
-                epsilon=epsilon,
-                delta=DELTA,
-                batch_size=size.batch,
-                dataset_size=n,
-                steps=size.epochs * -(-n // size.batch),
-                denoise=_FILTERS.get(method),
-            )
-        plain = Plan.dpftrl(
-            noise_multiplier=1.0,
-            delta=DELTA,
-            batch_size=size.batch,
-            dataset_size=n,
-            epochs=size.epochs,
-            noise=noise.Independent(),
-        )
-        return Plan.dpftrl(
-            epsilon=epsilon,
-            delta=DELTA,
-            batch_size=size.batch,
-            dataset_size=n,
-            epochs=size.epochs,
-            noise=_mechanism(method, plain.steps, plain.participation),
-        )
+@cache  # optimising a mechanism and calibrating take a while
+def _plan(size: _Size, method: str, epsilon: float, n: int) -> Plan:
+    common: dict[str, Any] = {"delta": DELTA, "batch_size": size.batch, "dataset_size": n}
+    if method.startswith("DP-SGD, amplified"):
+        steps = size.epochs * -(-n // size.batch)
+        return Plan.dpsgd(epsilon=epsilon, **common, steps=steps, denoise=_FILTERS.get(method))
+    mechanism = _MECHANISMS.get(method)
+    if mechanism is None:
+        plain = Plan.dpftrl(noise_multiplier=1.0, **common, epochs=size.epochs, noise=noise.Independent())
+        mechanism = noise.Dense.optimal(steps=plain.steps, participation=plain.participation)
+    return Plan.dpftrl(epsilon=epsilon, **common, epochs=size.epochs, noise=mechanism)
 
 
-def _mechanism(method: str, steps: int, participation: Participation) -> noise.Mechanism:
-    if method == PLAIN:
-        return noise.Independent()
-    if method == "DP-FTRL, nu":
-        return noise.Nu()
-    if method == "DP-FTRL, banded":
-        return noise.Banded(bands=16)
-    if method == "DP-FTRL, BLT":
-        return noise.BLT(buffers=4)
-    return noise.Dense.optimal(steps=steps, participation=participation)
-
-
-def _trained(train: TensorDataset, plans: _Plans, method: str, epsilon: float, rate: float, seed: int) -> nn.Module:
-    plan = plans.of(method, epsilon, len(train))
+def _trained(train: TensorDataset, size: _Size, method: str, epsilon: float, rate: float, seed: int) -> nn.Module:
+    plan = _plan(size, method, epsilon, len(train))
     model = nn.Linear(train.tensors[0].shape[1], 10, bias=False)
     nn.init.zeros_(model.weight)
     return trained(model, lambda p: torch.optim.SGD(p, lr=rate), plan, train, seed=seed)
 
 
-def _chosen_rates(context: Context, data: Data, plans: _Plans) -> tuple[dict[tuple[str, float], float], dict[str, float]]:
+def _chosen_rates(context: Context, data: Data, size: _Size) -> tuple[dict[tuple[str, float], float], dict[str, float]]:
     rest, validation = held_out(data.train)
     chosen: dict[tuple[str, float], float] = {}
     tried: dict[str, float] = {}
-    for method, epsilon in context.track([(m, e) for m in METHODS for e in plans.size.epsilons], "validation"):
-        found = {
-            rate: accuracy(_trained(rest, plans, method, epsilon, rate, context.seed), validation) for rate in plans.size.rates
-        }
+    for method, epsilon in context.track([(m, e) for m in METHODS for e in size.epsilons], "validation"):
+        found = {rate: accuracy(_trained(rest, size, method, epsilon, rate, context.seed), validation) for rate in size.rates}
         chosen[method, epsilon] = max(found, key=found.__getitem__)
         tried |= {f"{method}, {at_most(epsilon, 6)}, rate {rate:g}": value for rate, value in found.items()}
     return chosen, tried

@@ -142,19 +142,11 @@ def _split(context: Context, size: _Size) -> tuple[_Users, _Users, _Users]:
 
 
 def _plan(size: _Size, users: int, method: str, epsilon: float) -> Plan:
-    batch = -(-users // size.steps_per_epoch)
+    common: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "dataset_size": users, "unit": "user"}
+    common["batch_size"] = -(-users // size.steps_per_epoch)
     if method == AMPLIFIED:
-        steps = size.epochs * size.steps_per_epoch
-        return Plan.dpsgd(epsilon=epsilon, delta=DELTA, batch_size=batch, dataset_size=users, steps=steps, unit="user")
-    return Plan.dpftrl(
-        epsilon=epsilon,
-        delta=DELTA,
-        batch_size=batch,
-        dataset_size=users,
-        epochs=size.epochs,
-        noise=METHODS[method][1],
-        unit="user",
-    )
+        return Plan.dpsgd(**common, steps=size.epochs * size.steps_per_epoch)
+    return Plan.dpftrl(**common, epochs=size.epochs, noise=METHODS[method][1])
 
 
 def _fresh(seed: int) -> nn.Module:

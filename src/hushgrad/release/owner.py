@@ -130,6 +130,9 @@ class Owner:
 
     def _let_go(self) -> None:
         self._ends.set()
+        self._close()
+
+    def _close(self) -> None:
         for close in self._lent:
             close()
         if self._file is not None:
@@ -274,11 +277,7 @@ def _owned(folder: Path, words: dict[str, Any], more: str, *, lease: bool = Fals
 def _forget_in_child() -> None:
     """A forked child (a data-loading worker) must not keep its parent's locks alive."""
     for owner in list(_here.values()):
-        for close in owner._lent:
-            close()
-        if owner._file is not None:
-            os.close(owner._file)
-            owner._file = None
+        owner._close()
     _here.clear()
 
 
