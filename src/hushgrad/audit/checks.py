@@ -75,11 +75,8 @@ def contribution_check(scorer: Scorer, released: Released, canaries: Canaries) -
     estimate = float((filters * scorer.whitened(released.signal)).sum()) / energy
     error = 1.0 / np.sqrt(energy)
     passed = estimate - float(-ndtri(FALSE_ALARM)) * error <= 1.0 + 1e-4
-    return Check(
-        name="contribution",
-        passed=bool(passed),
-        seen=f"a participation moves the sum by {estimate:.3f} ± {error:.3f} clip norms (at most 1 is claimed)",
-    )
+    seen = f"a participation moves the sum by {estimate:.3f} ± {error:.3f} clip norms (at most 1 is claimed)"
+    return Check(name="contribution", passed=bool(passed), seen=seen)
 
 
 def fresh_noise_check(runs: list[np.ndarray]) -> Check:

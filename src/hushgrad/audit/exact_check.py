@@ -228,18 +228,12 @@ def exact_checks(found: list[Compared]) -> list[Check]:
     most = max(one.contribution for one in found)
     batches = [one.batch for one in found if one.batch]
     kept = sorted({name for one in found for name in one.kept})
+    where = f"most in {worst.worst} of step {worst.step}"
+    off = f"{steps}: release - sum differs from the key's row by {worst.release:.1e} of the tolerance, {where}"
+    largest = f"{steps}: the largest contribution has {most:.4f} clip norms"
     made = [
-        Check(
-            name="exact release",
-            passed=worst.release <= 1,
-            seen=f"{steps}: release - sum differs from the key's row by {worst.release:.1e} of the tolerance, most in {worst.worst} "
-            f"of step {worst.step}",
-        ),
-        Check(
-            name="exact contribution",
-            passed=most <= 1 + _SLACK,
-            seen=f"{steps}: the largest contribution has {most:.4f} clip norms",
-        ),
+        Check(name="exact release", passed=worst.release <= 1, seen=off),
+        Check(name="exact contribution", passed=most <= 1 + _SLACK, seen=largest),
     ]
     parts = (
         ("exact gradient", "what the optimizer is given", [one.gradient for one in found]),
@@ -248,9 +242,8 @@ def exact_checks(found: list[Compared]) -> list[Check]:
         ("exact clip norm", "the next clip norm", [one.clip for one in found]),
     )
     for name, what, errors in parts:
-        made.append(
-            Check(name=name, passed=max(errors) <= 1, seen=f"{steps}: {what} differs by {max(errors):.1e} of the tolerance")
-        )
+        seen = f"{steps}: {what} differs by {max(errors):.1e} of the tolerance"
+        made.append(Check(name=name, passed=max(errors) <= 1, seen=seen))
     changed = f"{steps}: {', '.join(kept[:3]) or 'nothing'} changed beside the parameters"
     return [
         *made,

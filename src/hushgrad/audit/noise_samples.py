@@ -230,11 +230,8 @@ def _rows_check(drawer: Drawer, place: Whole, plan: Plan, long: Long, columns: d
             error = float(np.linalg.norm(row - own)) / max(1.0, float(np.linalg.norm(own))) / allowed
             if not error <= worst:
                 worst, where = (error if error == error else float("inf")), f", most in {name} of step {step}"
-    return Check(
-        name="noise rows",
-        passed=worst <= _TOLERANCE,
-        seen=f"{len(rows)} rows are the key's up to {worst:.1e} of their own precision{where}",
-    )
+    seen = f"{len(rows)} rows are the key's up to {worst:.1e} of their own precision{where}"
+    return Check(name="noise rows", passed=worst <= _TOLERANCE, seen=seen)
 
 
 def _reference(

@@ -55,12 +55,8 @@ class LowPass(Denoiser):
             _check.fail("b", self.b, "to hold at least b_0", "LowPass((), (1,)) is the identity.")
         largest = max(np.abs(np.roots((1.0, *self.a))), default=0.0)
         if largest >= 1:
-            _check.fail(
-                "a",
-                self.a,
-                f"to give a stable filter, but a pole has modulus {largest:.6g}",
-                "Poles must be inside the unit circle.",
-            )
+            found = f"to give a stable filter, but a pole has modulus {largest:.6g}"
+            _check.fail("a", self.a, found, "Poles must be inside the unit circle.")
         if self._lowest_response() <= 1e-6:
             _check.fail("b", self.b, "to pass a constant gradient with a positive sign at every step", "b=(1 + sum(a),) does.")
 

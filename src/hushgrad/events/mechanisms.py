@@ -149,8 +149,5 @@ class GaussianMixture(Event):
             _check.fail("probabilities", self.probabilities, "to be as many as the sensitivities, at least one")
         if abs(sum(probabilities) - 1) > 1e-9:
             _check.fail("probabilities", self.probabilities, "to sum to 1")
-        self._keep(
-            noise_multiplier=noise(noise_multiplier=self.noise_multiplier),
-            sensitivities=sensitivities,
-            probabilities=probabilities,
-        )
+        multiplier = noise(noise_multiplier=self.noise_multiplier)
+        self._keep(noise_multiplier=multiplier, sensitivities=sensitivities, probabilities=probabilities)

@@ -173,25 +173,12 @@ def bench(name: str, *, seed: int = 0) -> Bench:
     return Bench(build=build, plan=plan(), dataset=data(torch.Generator().manual_seed(seed + 1)), **arguments)
 
 
+_USERS: dict[str, Any] = {"unit": "user", "batch_size": 50, "dataset_size": 1000}
 SERVERS: dict[str, Callable[[], Plan]] = {
-    "server": partial(_dpsgd, unit="user", batch_size=50, dataset_size=1000),
-    "adaptive server": partial(
-        _dpsgd,
-        unit="user",
-        batch_size=50,
-        dataset_size=1000,
-        clip=Adaptive(2.0, batch_size=50, count_noise=5.0),
-        max_grad_norm=None,
-    ),
+    "server": partial(_dpsgd, **_USERS),
+    "adaptive server": partial(_dpsgd, **_USERS, clip=Adaptive(2.0, batch_size=50, count_noise=5.0), max_grad_norm=None),
     "correlated server": lambda: Plan.dpftrl(
-        noise_multiplier=2.0,
-        delta=1e-5,
-        batch_size=50,
-        dataset_size=1000,
-        epochs=3,
-        noise=BLT(buffers=3),
-        unit="user",
-        relation="zero_out",
+        noise_multiplier=2.0, delta=1e-5, epochs=3, noise=BLT(buffers=3), relation="zero_out", **_USERS
     ),
 }
 """Plans of federated servers by name; they need the extra ``federated``."""
