@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -27,12 +29,20 @@ IMPORTS = (
 PROGRAM = Path(__file__).with_name("integrations_program.py")
 
 
+@cache
+def _alone(which: tuple[str, ...], **options: bool) -> dict[str, Any]:
+    """One process, nothing sharded: tests that compare with the same run look at one."""
+    with TemporaryDirectory() as folder:
+        asked = {**options, "which": list(which), "sharded": False}
+        (found,) = run(PROGRAM, Path(folder), 1, asked, imports=IMPORTS, group=False)
+    return found
+
+
 def _same_as_alone(
     tmp_path: Path, world: int, *, sharded: bool, which: list[str], **options: bool
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    options |= {"which": which}  # type: ignore[dict-item]
-    (alone,) = run(PROGRAM, tmp_path, 1, {**options, "sharded": False}, imports=IMPORTS, group=False)
-    together = run(PROGRAM, tmp_path, world, {**options, "sharded": sharded}, imports=IMPORTS)
+    alone = _alone(tuple(which), **options)
+    together = run(PROGRAM, tmp_path, world, {**options, "which": which, "sharded": sharded}, imports=IMPORTS)
     for name in which:
         for found in together:
             assert found[name]["steps"] == alone[name]["steps"] and found[name]["spent"] == alone[name]["spent"]
