@@ -14,7 +14,6 @@ __all__ = [
     "LARGE_WEIGHT",
     "LATER_PASSES",
     "MANY_NUMBERS",
-    "MOST_CLIMBS",
     "MOST_CONSTANTS",
     "MOST_READINGS",
     "MOST_REPEATS",
@@ -61,8 +60,6 @@ OWN_HUGE_LOSS = 2.0**30
 LATER_PASSES = (100, 100_000)
 # And as it will be in each of the next ones: what it does in every second to tenth pass shows there.
 NEXT_PASSES = range(1, 10)
-# How often a proof climbs from where rows happen to have single owners to where the layout of the examples is regular in both surveys.
-MOST_CLIMBS = 8
 # How many of the constants that a forward compares its tensors with are tried in place of others' data.
 MOST_CONSTANTS = 8
 # Weights are tried up to the first size, and at constants that the forward subtracts or compares with up to the second; training does not

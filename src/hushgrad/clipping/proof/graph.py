@@ -108,17 +108,9 @@ class Frontier(NamedTuple):
 
 
 def find(
-    graph: Graph,
-    exits: Sequence[Exit],
-    sources: Sequence[Source],
-    examples: int,
-    below: frozenset[Trail] = frozenset(),
-    chance: frozenset[Trail] = frozenset(),
+    graph: Graph, exits: Sequence[Exit], sources: Sequence[Source], examples: int, below: frozenset[Trail] = frozenset()
 ) -> Frontier:
-    """The frontier of these sources by tags, above the paths ``below``. Raises LookupError naming a node above which there is none.
-
-    From the paths ``chance`` it climbs on to where the examples may have a regular layout.
-    """
+    """The frontier of these sources by tags, above the paths ``below``. Raises LookupError naming a node above which there is none."""
     steps = 6
     known: dict[Node, list[Owners]] = {}
     while sources:
@@ -126,7 +118,7 @@ def find(
         known |= {n: [] for n in fresh}
         known |= tagged(exits, [s.edge for s in sources], fresh, examples)[1] if fresh else {}
         try:
-            return _without_contradictions(graph, sources, known, examples, below, chance)
+            return _without_contradictions(graph, sources, known, examples, below)
         except KeyError:  # the node is further up
             steps *= 3
     return Frontier({}, frozenset())
@@ -163,12 +155,7 @@ def _climbed(graph: Graph, sources: Sequence[Source], decide: Decide) -> tuple[l
 
 
 def _without_contradictions(
-    graph: Graph,
-    sources: Sequence[Source],
-    known: dict[Node, list[Owners]],
-    examples: int,
-    below: Iterable[Trail],
-    chance: Iterable[Trail],
+    graph: Graph, sources: Sequence[Source], known: dict[Node, list[Owners]], examples: int, below: Iterable[Trail]
 ) -> Frontier:
     """Make equal paths end alike. If examples meet on one (an expert), all lead on, even where an example happens to be alone; if one got
     no gradient, it ends where the others do. Layouts that differ are determined by tags in each step.
@@ -180,7 +167,7 @@ def _without_contradictions(
         if is_mixed(owners):
             mixed.add(way)
             return None
-        if way in below or (any(way[: len(t)] == t for t in chance) and not all(_regular(o, examples) for o in owners)):
+        if way in below:
             return None
         return _layouts(owners, examples) or ((ROWS,) * max(1, len(owners)) if way in silent else None)
 

@@ -68,13 +68,13 @@ class SurveyNotes(NamedTuple):
             and all(o.clean for owners in self.owners.values() for o in owners if o.each is not None)
         )
 
-    def frontier(self, shared: set[Number], below: frozenset[Trail], chance: frozenset[Trail]) -> Frontier:
-        """The frontier of these calls and of the bare parameters, above these paths, as :func:`find` finds it. Raises LookupError."""
+    def frontier(self, shared: set[Number], below: frozenset[Trail]) -> Frontier:
+        """The frontier of these calls and of the bare parameters, above these paths. Raises LookupError."""
         run = self.again()
         if run is None or (run.nodes, run.order, [c.site for c in run.calls]) != (self.nodes, self.trace, self.order):
             raise not_again()
         exits, graph = graph_of(run, self.layouts)
-        return find(graph, exits, sources_of(self.names, run, graph, shared)[0], self.examples, below, chance)
+        return find(graph, exits, sources_of(self.names, run, graph, shared)[0], self.examples, below)
 
 
 def not_again(where: str = "") -> CaptureError:
