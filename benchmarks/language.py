@@ -239,13 +239,18 @@ def peaks(make: Callable[[], Step], later: int = 2) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def sweep(modes: list[str]) -> dict[str, list[float]]:
+def _later(kind: str, setting: Setting, steps: int) -> float:
+    """The peak of later steps, in a process of its own."""
+    return peak_of(kind, setting, alive=True, once=True, later=steps)[1]
+
+
+def sweep(modes: list[str], processes: int) -> dict[str, list[float]]:
     sizes = (64, 512, 4096)
     found = {}
     for mode in modes:
         small = Setting(mode=mode, hidden=64, layers=2)
         for kind in ("private", "users"):
-            held = [peak_of(kind, replace(small, size=n), alive=True, once=True, later=sizes[-1] // n)[1] for n in sizes]
+            held = [median(_later(kind, replace(small, size=n), sizes[-1] // n) for _ in range(processes)) for n in sizes]
             data = [size * small.length * 16 / 2**20 for size in sizes]  # the batch itself: ids and mask
             own = [peak - batch for peak, batch in zip(held, data, strict=True)]
             found[f"{mode}, {kind}"] = own
@@ -289,7 +294,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="PATH", help="write the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {"sweep": sweep(args.mode)} if args.sweep else {mode: report(mode, args) for mode in args.mode}
+    figures: dict[str, Any] = {"sweep": sweep(args.mode, args.processes)} if args.sweep else {mode: report(mode, args) for mode in args.mode}
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
 

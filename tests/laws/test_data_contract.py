@@ -253,3 +253,33 @@ def test_the_identity_of_data_looks_into_dicts_and_named_variables(what):
     assert before["seen"] and before == identity_of(make(), b"k")
     change(data)
     assert identity_of(data, b"k") != before
+
+
+@pytest.mark.parametrize("set_epoch", [False, True])
+def test_a_number_that_orders_the_records_and_changes_in_mid_run_is_told(set_epoch):
+    """Round robin promises how often a record takes part; a data set that reorders itself by its epoch breaks that."""
+
+    class Epochs(torch.utils.data.Dataset):
+        epoch = reads = 0
+
+        def __init__(self):
+            self.x, self.epoch, self.reads = torch.arange(64.0).view(16, 4), 0, 0
+
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, i):
+            self.reads += 1  # of its own: says nothing
+            return self.x[(i + 5 * self.epoch) % 16], self.x[i, :1] * 0
+
+    data, model = Epochs(), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.dpftrl(noise_multiplier=1.0, delta=1e-5, batch_size=4, dataset_size=16, epochs=2)
+    private = make_private(model, optimizer, plan, seed=0)
+    for x, y in private.loader(data):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        if set_epoch and private.steps == 4:
+            data.epoch = 1
+    assert ("changed while the run went on" in str(private.spent())) == set_epoch

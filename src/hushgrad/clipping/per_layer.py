@@ -115,9 +115,11 @@ class PerLayer(Clipper):
 
     def weights(self, sq_norms: Tensor) -> Tensor:
         """min(1, C_k / norm) for each example and group; 0 if the norm is not finite."""
+        import torch
+
         if sq_norms.dim() == 1:  # no examples, so no groups either
             sq_norms = sq_norms.unsqueeze(1)
-        bounds = sq_norms.new_tensor(self.norms(sq_norms.shape[1]))
+        bounds = torch.tensor(self.norms(sq_norms.shape[1]), dtype=sq_norms.dtype, device=sq_norms.device)
         return sq_norms.rsqrt().mul_(bounds).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
     def sensitivity(self, relation: Relation) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 
@@ -25,14 +26,24 @@ def methods_of(kind: type) -> dict[str, types.FunctionType]:
 
 def names_of_reading(kind: type) -> set[str]:
     """Every name in the code that reads a record, and in the methods that it calls, recursively."""
-    methods, names, todo = methods_of(kind), set[str](), ["__getitem__", "__getitems__"]
+    return set[str]().union(*map(names_in, _reading(kind)))
+
+
+def names_only_read(kind: type) -> set[str]:
+    """The same without attributes that this code writes: what it counts or caches itself."""
+    written = {step.argval for code in _reading(kind) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return names_of_reading(kind) - written
+
+
+def _reading(kind: type) -> list[types.CodeType]:
+    """The code of the methods that read a record."""
+    methods, found, todo = methods_of(kind), [], ["__getitem__", "__getitems__"]
     while todo:
         method = methods.pop(todo.pop(), None)
         if method is not None:
-            new = names_in(method.__code__) - names
-            names |= new
-            todo += sorted(new)
-    return names
+            found.append(method.__code__)
+            todo += sorted(names_in(method.__code__))
+    return found
 
 
 def names_in(code: types.CodeType) -> set[str]:

@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hushgrad._universal_hash import UniversalHash
-from hushgrad.sampling.code_names import names_in
+from hushgrad.sampling.code_names import names_in, names_only_read
 from hushgrad.sampling.data_digest import Content
 
 _CHANCE = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random, torch.Generator)
+
+_NESTED = 20  # data sets inside of each other
 
 
 class _Kept(Content):
@@ -100,4 +102,24 @@ def content_of(dataset: Any, key: bytes) -> dict[str, str]:
     whole.add(dataset)
     if isinstance(dataset, (Tensor, np.ndarray, list, tuple, Mapping)) or whole.bulk:
         found[""] = whole.hex()
+    return found
+
+
+def settings_of(dataset: Any, place: str = "") -> dict[str, Any]:
+    """Single numbers from which a data set, or one inside of it, reads its records, and which it does not write itself: an epoch, a seed.
+
+    >>> class Turned(Dataset):
+    ...     first = read = 0
+    ...     def __init__(self): self.first, self.read = 3, 0
+    ...     def __getitem__(self, i): self.read += 1; return i + self.first
+    >>> settings_of(Turned())
+    {'.first': 3}
+    """
+    own, found = dict(getattr(dataset, "__dict__", {})), {}
+    names = names_only_read(type(dataset))
+    for name, value in own.items():
+        if isinstance(value, (bool, int, float)) and name in names:
+            found[f"{place}.{name}"] = value
+        elif isinstance(value, Dataset) and place.count(".") < _NESTED:
+            found |= settings_of(value, f"{place}.{name}")
     return found

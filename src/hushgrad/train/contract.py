@@ -8,17 +8,21 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.release.journal import WAYS_ON, Journal
 from hushgrad.release.keys import RunKey
-from hushgrad.sampling.data_changes import content_of
+from hushgrad.sampling.data_changes import content_of, settings_of
 from hushgrad.sampling.data_digest import identity_of
 from hushgrad.sampling.units import Grouping, Units
 
-__all__ = ["GROWN", "UNSEEN", "DataContract", "about_data"]
+__all__ = ["GROWN", "MOVED", "UNSEEN", "DataContract", "about_data"]
 
 UNSEEN = (
     "Unseen data: that they are those which the run began with is vouched for; not all of them lies in memory or in named files, and "
     'no identity was given (identity="name, version" of the loader)'
 )
 GROWN = "The data set has come to hold more since the run began: that it gives the same records is vouched for"
+MOVED = (
+    "The data set reads its records by a number that was changed while the run went on (an epoch, a seed): that it gives the same records "
+    "in the same order is vouched for"
+)
 _READING = 'A data set that changes as it is read needs identity="name, version", given to the loader from the beginning.'
 
 
@@ -48,6 +52,7 @@ class DataContract:
         self._first: _Data | None = None
         self._latest: _Data | None = None
         self._content: dict[str, str] = {}
+        self._settings: dict[str, Any] = {}
         self._key: RunKey | None = None
         self.is_read = False
         self.notes: tuple[str, ...] = ()
@@ -79,7 +84,7 @@ class DataContract:
                 self._compare(_about(self._first, key), _about(data, key))
         self._latest, self._key = data, key
         if self._first is None:
-            self._first, self._content = data, data.content(key)
+            self._first, self._content, self._settings = data, data.content(key), settings_of(data.dataset)
         else:
             self.require_unchanged()
 
@@ -99,6 +104,8 @@ class DataContract:
         now = self._latest.content(self._key)
         if now.keys() - self._content.keys():
             self._remark(GROWN)
+        if settings_of(self._latest.dataset) != self._settings:
+            self._remark(MOVED)
         places = [place for place, digest in self._content.items() if now.get(place) != digest]
         return "" if not places else f"the data of this run were changed while it went on (data{places[0]})"
 

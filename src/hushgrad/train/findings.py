@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from hushgrad.train.agreement import DRAWN
 from hushgrad.train.books import Books
-from hushgrad.train.contract import GROWN, UNSEEN
+from hushgrad.train.contract import GROWN, MOVED, UNSEEN
 from hushgrad.train.guard import OTHER
 from hushgrad.train.invariant_sizes import PLACES, SIZES
 from hushgrad.train.loss_tracking import PREPARED, ROUNDED, VOUCHED, Losses
@@ -17,7 +17,7 @@ LOST = "Another process of this run was lost: what it may have found since the l
 
 _ELSEWHERE = "Another process of this run has more to say: see the notes of its own guarantee"
 _BROKEN = "another process found this run to be covered by no theorem; its own guarantee says why"
-_NOTES = (VOUCHED, PREPARED, ROUNDED, OTHER, UNSEEN, GROWN, DRAWN, PLACES, SIZES)
+_NOTES = (VOUCHED, PREPARED, ROUNDED, OTHER, UNSEEN, GROWN, MOVED, DRAWN, PLACES, SIZES)
 
 
 class Findings:

@@ -49,7 +49,8 @@ def cotangents(exits: Sequence[Exit], seed: int = 0) -> list[Tensor]:
     made = [torch.empty_like(e.like, memory_format=torch.contiguous_format) for e in exits]
     for u in made:
         for some in u.view(-1).split(_DRAWN):
-            some.copy_(torch.from_numpy(lot.uniform(0.5, 1.5, len(some)) * lot.choice((-1.0, 1.0), len(some))))
+            drawn = torch.from_numpy(lot.uniform(0.5, 1.5, len(some)) * lot.choice((-1.0, 1.0), len(some)))
+            some.copy_(drawn.to(some))
     return made
 
 
