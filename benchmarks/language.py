@@ -294,7 +294,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="PATH", help="write the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {"sweep": sweep(args.mode, args.processes)} if args.sweep else {mode: report(mode, args) for mode in args.mode}
+    figures: dict[str, Any] = (
+        {"sweep": sweep(args.mode, args.processes)} if args.sweep else {mode: report(mode, args) for mode in args.mode}
+    )
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
 
