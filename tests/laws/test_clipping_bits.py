@@ -114,26 +114,36 @@ def test_a_certified_run_looks_at_its_first_batch():
 
 
 NARROW = """
+import sys
 import torch
 from torch import nn
-torch.set_num_threads(1)
-from hushgrad.clipping.batch_invariance import request_batch_invariance, require_batch_invariance
+threads = int(sys.argv[1])
+torch.set_num_threads(threads)
+from hushgrad.clipping.batch_invariance import invariant_rows, request_batch_invariance, require_batch_invariance
 from hushgrad.train.invariant_sizes import InvariantSizes
 request_batch_invariance()
 for wide in (1, 2, 3, 5, 7, 9, 18, 33):
     for out in (1, 2, 4, 7, 10):
         model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
-        require_batch_invariance(model, torch.randn(40, wide))
-require_batch_invariance(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), torch.randn(24, 1, 8, 8))
+        require_batch_invariance(model, torch.randn(40 * threads, wide), multiple=invariant_rows(threads))
+for model, size in (
+    (nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), (1, 8, 8)),
+    (nn.Sequential(nn.Conv2d(1, 16, 8, 2), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 4, 2), nn.Flatten(), nn.Linear(128, 9)), (1, 28, 28)),
+    (nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), (784,)),
+):
+    require_batch_invariance(model, torch.randn(128, *size), multiple=invariant_rows(threads))
 """
 
 
-def test_narrow_layers_have_bits_of_their_own_once_they_were_asked_for():
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_narrow_layers_have_bits_of_their_own_once_they_were_asked_for(threads):
     """In a process of its own: MKL listens before its first product only. Without MKL nothing is promised."""
     if not torch.backends.mkl.is_available():
         pytest.skip("no MKL")
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", NARROW, str(threads)], env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-800:]
 
 

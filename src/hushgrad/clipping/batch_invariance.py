@@ -3,7 +3,7 @@
 Libraries choose kernels by shape: batches of one to three rows may round differently from larger ones, and the last rows of a batch
 differently from the first. Then removing one record changes the rounding of all others' gradients, and a network may amplify that without
 bound. So a certified run pads its batches to multiples of :data:`ROWS` rows, asks the library for products that do not depend on a
-row's position, and refuses a model whose rows differ nevertheless.
+row's position, and refuses a model whose rows differ nevertheless. Several threads share a batch, so they need larger multiples.
 """
 
 from __future__ import annotations
@@ -20,12 +20,23 @@ from torch.utils._pytree import tree_map
 from hushgrad.clipping.outputs import tensors_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["ROWS", "request_batch_invariance", "require_batch_invariance"]
+__all__ = ["ROWS", "invariant_rows", "request_batch_invariance", "require_batch_invariance"]
 
-ROWS = 8  # a batch of a certified run has a multiple of so many
-_MOST = 64  # rows of the smaller batches that are tried
+ROWS = 8  # a batch of a certified run on one thread has a multiple of so many
+_MOST = 64  # rows of the smaller batches that are tried, or two multiples
 
 Change = Callable[[Tensor], Tensor]
+
+
+def invariant_rows(threads: int) -> int:
+    """What a certified run's batches are padded to multiples of: whole blocks of :data:`ROWS` for a power of two of threads.
+
+    Threads divide a batch among them, and the rows at the end of a part that is no whole block are rounded differently.
+
+        >>> [invariant_rows(threads) for threads in (1, 2, 3, 4, 8)]
+        [8, 16, 32, 32, 64]
+    """
+    return ROWS << (threads - 1).bit_length()
 
 
 def request_batch_invariance() -> None:
@@ -37,9 +48,9 @@ def request_batch_invariance() -> None:
 
 
 def require_batch_invariance(
-    model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, rows: int | None = None
+    model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, rows: int | None = None, multiple: int = ROWS
 ) -> None:
-    """Refuse a model in which an example's activations or their gradients depend on other rows, in batches of whole :data:`ROWS`.
+    """Refuse a model in which an example's activations or their gradients depend on other rows, in batches of ``multiple`` rows.
 
     Outputs, the inputs of every layer with parameters, and the gradients of their outputs are compared, bit for bit, with runs on the
     rows in another order, with one row of zeros among them, on all rows twice, and on the first of them alone.
@@ -51,6 +62,7 @@ def require_batch_invariance(
         inputs: positional inputs; the examples are their first dimension.
         named: inputs by name.
         rows: how many of the examples to use, for processes that must make the same passes; all by default.
+        multiple: what batches are padded to multiples of; other sizes are not tried, because no batch has them.
 
     Raises:
         CaptureError: if they do.
@@ -66,13 +78,14 @@ def require_batch_invariance(
         args, kwargs = tree_map(moved, (inputs, dict(named or {})))
         return _traced(model, args, kwargs, size, change, B)
 
+    most = max(_MOST, 2 * multiple)
     with _evaluated(model):
         whole = run(lambda t: t, B)
         changes: dict[str, tuple[Change, int]] = {
             "another place": (lambda t: t.roll(1, 0), B),
             "others": (lambda t: torch.cat([torch.zeros_like(t[:1]), t[1:]]), B),
             "more rows": (lambda t: torch.cat([t, t]), 2 * B),
-            **{f"{k} rows": (lambda t, k=k: t[:k], k) for k in range(ROWS, min(B, _MOST + 1), ROWS)},  # type: ignore[misc]
+            **{f"{k} rows": (lambda t, k=k: t[:k], k) for k in range(multiple, min(B, most + 1), multiple)},  # type: ignore[misc]
         }
         for what, (change, size) in changes.items():
             blanked = 1 if what == "others" else 0
@@ -83,7 +96,7 @@ def require_batch_invariance(
 def _refuse(what: str) -> None:
     raise CaptureError(
         f"An example's activations or gradients have other last bits with {what} in its batch on this machine, so that a certified sum "
-        "cannot be had. Start Python with MKL_CBWR=AUTO in its environment, use one thread, or say certified=False."
+        "cannot be had. Start Python with MKL_CBWR=AUTO and OMP_NUM_THREADS=1 in its environment, or say certified=False."
     )
 
 

@@ -8,17 +8,23 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.batch_invariance import ROWS, require_batch_invariance
+from hushgrad.clipping.batch_invariance import require_batch_invariance
 from hushgrad.release.placement.world import World
 
 __all__ = ["BatchInvariance"]
 
 
 class BatchInvariance:
-    """Runs the check before the first pass; with sharded parameters, on equally many examples in every process."""
+    """Runs the check before the first pass; with sharded parameters, on equally many examples in every process.
 
-    def __init__(self, capture: Capture, world: World) -> None:
-        self._capture, self._world, self._rows, self._passed = capture, world, 0, False
+    Args:
+        capture: pauses during the check.
+        world: the processes of the run.
+        multiple: what the run's batches are padded to multiples of.
+    """
+
+    def __init__(self, capture: Capture, world: World, multiple: int) -> None:
+        self._capture, self._world, self._multiple, self._rows, self._passed = capture, world, multiple, 0, False
 
     def attach(self, model: nn.Module) -> Any:
         """Hook the model, before FSDP's own hook and the capture's, which ignore the check's passes."""
@@ -39,12 +45,12 @@ class BatchInvariance:
         )
 
     def _check(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._passed or self._rows < ROWS or self._capture.aside or not torch.is_grad_enabled():
+        if self._passed or self._rows < self._multiple or self._capture.aside or not torch.is_grad_enabled():
             return
         self._passed = True  # set first: the check's own passes come through here
         try:
             with self._capture.pause():
-                require_batch_invariance(model, *args, named=kwargs, rows=self._rows)
+                require_batch_invariance(model, *args, named=kwargs, rows=self._rows, multiple=self._multiple)
         except BaseException:
             self._passed = False
             raise

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.batch_invariance import ROWS, request_batch_invariance
+from hushgrad.clipping.batch_invariance import ROWS, invariant_rows, request_batch_invariance
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.batch import Sizes, Smallest
 
@@ -60,7 +60,7 @@ class InvariantSizes(NamedTuple):
             request_batch_invariance()
         threads = torch.get_num_threads()
         if certified:  # the first batch shows whether it is enough
-            return cls(Sizes(ROWS if threads == 1 else 2 * ROWS), threads=threads)
+            return cls(Sizes(invariant_rows(threads)), threads=threads)
         if not weights:
             return cls(Sizes())
         return _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])._replace(threads=threads)
