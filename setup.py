@@ -27,7 +27,7 @@ SANITIZE = [
 ]
 SANITIZED = SANITIZE if os.environ.get("HUSHGRAD_SANITIZE") else []
 LIBRARIES = {
-    "exact": (EXACT, ["noise/*.c", "release/*.c", "accounting/*.c", "denoise/direction.c"]),
+    "exact": (EXACT, ["noise/*.c", "release/*.c", "rows/*.c", "accounting/*.c", "denoise/direction.c"]),
     "contracted": (COMMON, ["clip/*.c", "denoise/scan.c"]),
 }
 

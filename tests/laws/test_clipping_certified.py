@@ -112,9 +112,9 @@ def test_a_sum_is_complete_before_it_meets_its_noise_and_is_rounded_once(kinds, 
         for kind in kinds:
             g, x = (draw(K, 3, n) if kind == "positions" else draw(K, n) for n in (p, d))
             if kind == "rows":
-                ids, values = torch.randint(p, (K,), generator=generator), x.double() * w.unsqueeze(1)
-                exact.index_add_(0, ids, values)
-                total.add_rows(ids, values)
+                ids = torch.randint(p, (K,), generator=generator)
+                exact.index_add_(0, ids, x.double() * w.unsqueeze(1))
+                total.add_rows(ids, x, w)
                 continue
             outer = torch.einsum("i,i...p,i...d->pd", w, g.double(), x.double())
             exact += outer

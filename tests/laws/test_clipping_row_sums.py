@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hushgrad.clipping import Capture, Flat, PerLayer
+from hushgrad.clipping import Capture, Flat, PerLayer, _fused, _fused_products
+from hushgrad.clipping.rules.embedding import Rows, rows_sq_norm
 from hushgrad.clipping.sums import RowSum, Sum
 
 ROWS, WIDTH = 12, 3
@@ -105,10 +106,44 @@ def test_many_micro_batches_never_keep_more_rows_than_the_table_has():
     for seed in range(20):
         g = torch.Generator().manual_seed(seed)
         ids, values = torch.randint(5, (4,), generator=g), torch.randn(4, 2, generator=g).double()
-        total.add_rows(ids, values)
-        dense.index_add_(0, ids, values)
+        weights = torch.rand(4, generator=g, dtype=torch.float64)
+        total.add_rows(ids, values, weights)
+        dense.index_add_(0, ids, values * weights.unsqueeze(1))
         assert total.buffer._nnz() <= 5
     torch.testing.assert_close(total.buffer.to_dense(), dense)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("K", [0, 1, 300])
+def test_a_row_that_the_table_does_not_have_is_refused_before_anything_is_added(K, threads):
+    table, before = torch.zeros(50, 40), torch.get_num_threads()
+    ids, values, weights = torch.randint(50, (K + 1,)), torch.ones(K + 1, 40), torch.ones(K + 1)
+    torch.set_num_threads(threads)
+    try:
+        for wrong in (-1, 50, 2**40):
+            ids[K] = wrong
+            assert not _fused_products.add_rows(ids, values, weights, table) and not table.any()
+            with pytest.raises((IndexError, RuntimeError)):  # torch says so
+                Sum(table, torch.float32, torch.zeros(50, 40)).add_rows(ids, values, weights)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_norms_of_rows_do_not_depend_on_how_threads_share_them(threads, monkeypatch):
+    monkeypatch.setattr(_fused, "_SHARE", 64)
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    example = torch.randint(9, (700,), generator=generator).sort()[0]
+    rows = Rows(torch.randint(5, (700,), generator=generator), example, torch.randn(700, 6, generator=generator), 11)
+    wanted = torch.zeros(11, 5, 6, dtype=torch.float64).index_put_((example, rows.ids), rows.values.double(), accumulate=True)
+    torch.set_num_threads(threads)
+    try:
+        norms, mass = rows_sq_norm(rows, 5)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(norms, wanted.square().sum((1, 2)))
+    counts = torch.zeros(11, 5, dtype=torch.int64).index_put_((example, rows.ids), torch.tensor(1), accumulate=True)
+    assert mass is not None and mass.parts == int(counts.max()) and bool((mass.rows >= norms.sqrt() * 0.999).all())
 
 
 def test_an_empty_sum_is_a_table_without_rows():

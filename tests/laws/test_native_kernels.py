@@ -15,8 +15,8 @@ import torch
 from hushgrad import _universal_hash, native
 from hushgrad._universal_hash import Seen, UniversalHash
 from hushgrad.accounting.pld.bounds import convex_order
-from hushgrad.clipping import Automatic, Flat, _fused, mass, record, sums
-from hushgrad.clipping.rules import conv, experts, linear
+from hushgrad.clipping import Automatic, Flat, _fused, _fused_products, mass, record, sums
+from hushgrad.clipping.rules import conv, embedding, experts, linear
 from hushgrad.denoise import _c_kernels as denoise_fused
 from hushgrad.denoise import _laplacian_solver, second_moment
 from hushgrad.noise import _chacha, _kernel
@@ -282,6 +282,31 @@ def outer_sums(b: Bench) -> Any:
     return b.without(_fused, "_LIBRARY", work)
 
 
+def products(b: Bench) -> Any:
+    K, p, d = (b.size(0, 600), b.size(1, 60), b.size(1, 300))
+    left, right, more = b.tensor(K, p).t(), b.tensor(K, d), b.tensor(p, d)
+    b.patch.setattr(_fused_products, "_WIDEST", 64)  # whatever the vectors are
+
+    def work() -> list[torch.Tensor]:
+        fresh, total = sums.Sum(more, torch.float32), sums.Sum(more, torch.float32, more.clone())
+        fresh.addmm(left, right), total.addmm(left, right)
+        return [fresh.buffer, total.buffer]
+
+    return b.without(_fused, "_LIBRARY", work)
+
+
+def outer_gradients(b: Bench) -> Any:
+    B, T = b.size(1, 9), b.size(0, 40)
+    x, g = b.tensor(B, T, b.size(1, 70)), b.tensor(B, T, b.size(1, 70))
+    b.patch.setattr(_fused_products, "_WIDEST", 64)
+
+    def work() -> list[torch.Tensor]:
+        parts, norms = linear._formed(x, g, 64, b.size(1, 4))
+        return [torch.cat(parts), norms]
+
+    return b.without(_fused, "_LIBRARY", work)
+
+
 def kernel_gradients(b: Bench) -> Any:
     groups, kernel, stride = b.size(1, 3), (b.size(1, 6), b.size(1, 6)), (b.size(1, 3), b.size(1, 3))
     x = b.tensor(b.size(1, 5), groups * b.size(1, 4), b.size(6, 15), b.size(6, 15))
@@ -294,6 +319,31 @@ def kernel_gradients(b: Bench) -> Any:
     G = conv.per_example_kernel(x, g, geometry)
     assert made is not None
     return made, [G, G.double().flatten(1).square().sum(1)]
+
+
+def add_rows(b: Bench) -> Any:
+    count, width, rows = b.size(0, 300), b.size(1, 90), b.size(1, 60)
+    ids, values, weights = torch.from_numpy(b.rng.integers(0, rows, count)), b.tensor(count, width), b.tensor(count)
+    table, made = b.tensor(rows, width), []
+    for library in (b.exact, None):
+        with b.patch.context() as patch:
+            patch.setattr(native, "EXACT", library)
+            total = sums.Sum(table, torch.float32, table.clone())
+            total.add_rows(ids, values, weights)
+            made.append([total.buffer])
+    return made
+
+
+def row_norms(b: Bench) -> Any:
+    count, examples, table = b.size(1, 400), b.size(1, 9), b.size(1, 90)
+    example, ids = (torch.from_numpy(b.rng.integers(0, n, count)) for n in (examples, table))
+    rows = embedding.Rows(ids, example.sort()[0], b.tensor(count, b.size(1, 300)), examples)
+
+    def work() -> list[torch.Tensor]:
+        norms, size = embedding.rows_sq_norm(rows, table)
+        return [norms, norms.sqrt() if size is None else size.rows]
+
+    return b.without(_fused, "_LIBRARY", work)
 
 
 def sq_norms(b: Bench) -> Any:
@@ -360,7 +410,11 @@ CASES: dict[str, Callable[[Bench], Any]] = {
     "total": lambda b: clipped(b, Automatic(1.5)),
     "clip": lambda b: clipped(b, Flat(1.5)),
     "outer_sums": outer_sums,
+    "products": products,
+    "outer_gradients": outer_gradients,
     "kernel_gradients": kernel_gradients,
+    "add_rows": add_rows,
+    "row_norms": row_norms,
     "sq_norms": sq_norms,
     "gram": gram,
     "group_norms": group_norms,

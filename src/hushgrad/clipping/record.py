@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from hushgrad.clipping import _fused
+from hushgrad.clipping import _fused, _fused_products
 from hushgrad.clipping.clipper import Clipped, Clipper
 from hushgrad.clipping.flat import Flat
 from hushgrad.clipping.mass import Mass
 
-__all__ = ["Form", "Pieces", "Record", "Sum", "clipped", "flattened", "versions_of", "weighted_rows"]
+__all__ = ["Form", "Pieces", "Record", "Sum", "clipped", "flattened", "product", "versions_of", "weighted_rows"]
 
 # Floats of w g that exist at a time (16 MB in single precision): a compromise between peak memory and passes over the sum.
 _WEIGHTED_AT_ONCE = 1 << 22
@@ -162,9 +162,10 @@ class Sum:
         """The result, when everything has been added."""
         return self.buffer if self.tensor is None else self.tensor
 
-    def add_rows(self, ids: Tensor, values: Tensor) -> None:
-        """Add ``values[k]`` to row ``ids[k]``, for every k."""
-        self.buffer.index_add_(0, ids, values)
+    def add_rows(self, ids: Tensor, values: Tensor, weights: Tensor) -> None:
+        """Add ``weights[k] values[k]`` to row ``ids[k]``, for every k."""
+        if not _fused_products.add_rows(ids, values, weights, self.buffer):
+            self.buffer.index_add_(0, ids, values * weights.unsqueeze(1))
 
     def add(self, term: Tensor) -> None:
         """Add ``term``, which the sum then owns: nothing else may hold it."""
@@ -181,10 +182,10 @@ class Sum:
 
     def addmm(self, a: Tensor, b: Tensor) -> None:
         """Add the matrix product ``a @ b``."""
-        if self.tensor is not None:
+        if self.tensor is None:
+            self.tensor = product(a, b)
+        elif not _fused_products.add_product(a, b, self.tensor):
             self.tensor.addmm_(a, b)
-        else:
-            self.tensor = torch.mm(a, b)
 
     def add_outer(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
         """Add ``sum_i weights[i] sum_t left[i,t] right[i,t]^T`` for (B, ..., p) and (B, ..., d), some examples at a time."""
@@ -230,6 +231,12 @@ class Sum:
             self.tensor.view(-1).addmv_(_rows(G).t(), weights.to(G.dtype))
         else:
             self.tensor.add_(torch.tensordot(weights.to(G.dtype), G, dims=1))
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """``a @ b``, in ``out`` if that is given."""
+    made = a.new_empty(a.shape[0], b.shape[1]) if out is None else out
+    return made if _fused_products.add_product(a, b, made, fresh=True) else torch.mm(a, b, out=made)
 
 
 def weighted_rows(G: Tensor, weights: Tensor) -> Tensor:

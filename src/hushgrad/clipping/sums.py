@@ -32,7 +32,7 @@ class RoundedSum(Sum):
         assert onto is not None
         self._onto = onto
         self._product: tuple[Tensor, Tensor, Tensor] | None = None
-        self._scattered: list[tuple[Tensor, Tensor]] = []
+        self._scattered: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @property
     def buffer(self) -> Tensor:
@@ -40,8 +40,8 @@ class RoundedSum(Sum):
         product, scattered, self._product, self._scattered = self._product, self._scattered, None, []
         if product is not None:
             super().add_outer(*product)
-        for ids, values in scattered:
-            super().add_rows(ids, values)
+        for rows in scattered:
+            super().add_rows(*rows)
         return super().buffer
 
     def add_outer(self, left: Tensor, weights: Tensor, right: Tensor) -> None:
@@ -51,9 +51,9 @@ class RoundedSum(Sum):
         else:
             super().add_outer(left, weights, right)
 
-    def add_rows(self, ids: Tensor, values: Tensor) -> None:
+    def add_rows(self, ids: Tensor, values: Tensor, weights: Tensor) -> None:
         """Deferred."""
-        self._scattered.append((ids, values))
+        self._scattered.append((ids, values, weights))
 
     @property
     def done(self) -> Tensor:
@@ -71,9 +71,10 @@ class RoundedSum(Sum):
 
     def _add_scattered(self) -> None:
         """Each row is summed up, then added to its place."""
-        ids, place = torch.cat([ids for ids, _ in self._scattered]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        ids, place = torch.cat([ids for ids, _, _ in self._scattered]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         rows = torch.zeros(len(ids), *self._like.shape[1:], dtype=self._dtype, device=self._like.device)
-        rows.index_add_(0, place, torch.cat([values for _, values in self._scattered]).to(self._dtype))
+        values = torch.cat([values * weights.unsqueeze(1) for _, values, weights in self._scattered])
+        rows.index_add_(0, place, values.to(self._dtype))
         self._onto[ids] = rows.add_(self._onto[ids]).to(self._onto.dtype)
 
 
@@ -81,7 +82,7 @@ class RowSum(Sum):
     """The sum of a table of which few rows are touched: a sparse tensor of these rows, in which a row may occur repeatedly.
 
     >>> total = RowSum(torch.empty(1000, 2), torch.float32)
-    >>> total.add_rows(torch.tensor([7, 3, 7]), torch.ones(3, 2))
+    >>> total.add_rows(torch.tensor([7, 3, 7]), torch.ones(3, 2), torch.ones(3))
     >>> total.buffer.coalesce().indices().tolist(), total.buffer.coalesce().values().tolist()
     ([[3, 7]], [[1.0, 1.0], [2.0, 2.0]])
     """
@@ -93,12 +94,15 @@ class RowSum(Sum):
         """The sum so far."""
         if self.tensor is None:
             none = torch.empty(0, dtype=torch.int64, device=self._like.device)
-            self.add_rows(none, torch.empty(0, *self._like.shape[1:], dtype=self._dtype, device=self._like.device))
+            self._add(none, torch.empty(0, *self._like.shape[1:], dtype=self._dtype, device=self._like.device))
         assert self.tensor is not None
         return self.tensor
 
-    def add_rows(self, ids: Tensor, values: Tensor) -> None:
-        """Add ``values[k]`` to row ``ids[k]``, for every k."""
+    def add_rows(self, ids: Tensor, values: Tensor, weights: Tensor) -> None:
+        """Add ``weights[k] values[k]`` to row ``ids[k]``, for every k."""
+        self._add(ids, values * weights.unsqueeze(1))
+
+    def _add(self, ids: Tensor, values: Tensor) -> None:
         # Its ids were good enough for the forward pass.
         self.add(
             torch.sparse_coo_tensor(ids.long().unsqueeze(0), values.to(self._dtype), self._like.shape, check_invariants=False)
@@ -107,7 +111,7 @@ class RowSum(Sum):
     def add_dense(self, term: Tensor) -> None:
         """Add the rows of a whole table that are not zero."""
         ids = term.flatten(1).any(1).nonzero().flatten()
-        self.add_rows(ids, term[ids])
+        self._add(ids, term[ids])
 
     def add(self, term: Tensor) -> None:
         """Add the rows of a sparse tensor."""

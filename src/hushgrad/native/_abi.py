@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 4182107610
+ABI = 1968540573
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -155,14 +155,18 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "sum_above": (Long, (At, At, Long, At, At, Long, Double, Double, Double, At, Long, At, At)),
         "sum_below": (Long, (At, At, Long, At, At, Long, Double, Double, At, Long, At, At)),
         "direction": (None, (At, At, At, At, Size, Float, Float, Float, Float, Float)),
+        "add_rows": (Int, (At, At, At, Size, Size, Size, Size, At, Size)),
     },
     "contracted": {
         "outer_sq_norms": (Int, (At, Size, At, Size, Size, Double, At, At)),
         "total": (Int, (At, Size, Size, Double, At, At)),
         "clip": (Int, (At, Size, Size, Double, Double, Double, Int, At, At)),
         "outer_sums": (None, (At, Size, At, Size, At, Size, At, At)),
+        "products": (None, (At, Size, At, Size, Size, Size, At, Int)),
+        "outer_gradients": (None, (At, Size, At, Size, Size, Size, At, At)),
         "kernel_gradients": (None, (ctypes.POINTER(Geometry), At, At, Size, At, At, At)),
         "sq_norms": (None, (At, Size, Size, At)),
+        "row_norms": (Size, (At, At, At, Size, Size, Size, At, Size, At, At, At, At, At)),
         "gram": (None, (At, Size, Size, Size, Size, Size, Size, At, At)),
         "group_norms": (None, (At, Size, At, Size, At, At, Size, Double, At, At)),
         "wide_sums": (None, (At, Size, At, Size, At, Size, Size, Size, At, At, At, Int)),
@@ -202,12 +206,16 @@ REFERENCES: dict[str, tuple[str, bool]] = {  # what a kernel is compared with, a
     "sum_above": ("hushgrad.accounting.pld.bounds.convex_order._split", False),
     "sum_below": ("hushgrad.accounting.pld.bounds.convex_order._collected", False),
     "direction": ("hushgrad.denoise.second_moment._direction", False),
+    "add_rows": ("hushgrad.clipping.record.Sum.add_rows", True),
     "outer_sq_norms": ("hushgrad.clipping.rules.linear._sq_norms_of_rows", False),
     "total": ("hushgrad.clipping.clipper.Clipper.clip", False),
     "clip": ("hushgrad.clipping.clipper.Clipper.clip", False),
     "outer_sums": ("hushgrad.clipping.rules.linear._add_weighted_rows", False),
+    "products": ("hushgrad.clipping.record.Sum.addmm", False),
+    "outer_gradients": ("hushgrad.clipping.rules.linear.Linear.per_example", False),
     "kernel_gradients": ("hushgrad.clipping.rules.conv.per_example_kernel", False),
     "sq_norms": ("hushgrad.clipping.mass.sq_norm", False),
+    "row_norms": ("hushgrad.clipping.rules.embedding.rows_sq_norm", False),
     "gram": ("hushgrad.clipping.mass.gram", False),
     "group_norms": ("hushgrad.clipping.rules.experts.group_norms", False),
     "wide_sums": ("hushgrad.clipping.sums.Sum.add_outer", False),

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 4182107610
+#define HUSHGRAD_ABI 1968540573
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -184,6 +184,11 @@ long hushgrad_sum_below(const double *a, const double *p, long na, const double 
 void hushgrad_direction(const float *g, float *mean, float *square, float *out, size_t n, float fresh1, float fresh2, float noise,
                         float floor, float factor);
 
+/* table[ids[k]] += weights[k] values[k], in the order of k, for values (count, width) and a table (rows, width): columns `first` to `first +
+ * some`. Whether all ids are there; else nothing is added. Reference, bit for bit: hushgrad.clipping.record.Sum.add_rows. */
+int hushgrad_add_rows(const int64_t *ids, const float *values, const float *weights, size_t count, size_t width, size_t first,
+                      size_t some, float *table, size_t rows);
+
 /* Library contracted: products and sums may be rounded together ---------------------------------------------------------------- */
 
 /* The squared norms of g_i x_i^T and of g_i, for x (rows, d) and g (rows, p); whether some squared norm of x or g exceeds `wild`.
@@ -205,6 +210,15 @@ int hushgrad_clip(const double *const *parts, size_t count, size_t rows, double 
 void hushgrad_outer_sums(const float *x, size_t d, const float *g, size_t p, const float *weights, size_t rows, float *of_weight,
                          float *of_bias);
 
+/* out (some, d) = sum_t g_t x_t^T for x (rows, d) and g (rows, p), from g's first column on; added to what is there if `add`.
+ * Reference, to rounding: hushgrad.clipping.record.Sum.addmm. */
+void hushgrad_products(const float *x, size_t d, const float *g, size_t p, size_t rows, size_t some, float *out, int add);
+
+/* The same for each of `examples` pairs of matrices that lie one after the other: G (examples, p, d), with the squared norm of each.
+ * Reference, to rounding: hushgrad.clipping.rules.linear.Linear.per_example. */
+void hushgrad_outer_gradients(const float *x, size_t d, const float *g, size_t p, size_t rows, size_t examples, float *G,
+                              double *sq_norms);
+
 /* The gradient G of a small convolution's kernel for each example, with its squared norm; room holds channels padded_h padded_w + out_h
  * out_w row floats. Reference, to rounding: hushgrad.clipping.rules.conv.per_example_kernel. */
 void hushgrad_kernel_gradients(const geometry *c, const float *x, const float *g, size_t examples, float *room, float *G,
@@ -212,6 +226,14 @@ void hushgrad_kernel_gradients(const geometry *c, const float *x, const float *g
 
 /* The squared norm of each row of x (rows, n). Reference, to rounding: hushgrad.clipping.mass.sq_norm. */
 void hushgrad_sq_norms(const float *x, size_t rows, size_t n, double *out);
+
+/* Adds to sq_norms[e] the squared norm of what example e adds to a table: of the sums of its rows with one id; and to sq_masses[e] the
+ * squares of the sums of their lengths. Rows first ... first + count, of at most 2^32 - 2; all those of an example are among them or none.
+ * Room: `slots` zeros, a power of two above `count`; next and last, `count` each; and `width` doubles. The most rows of one example with one
+ * id. Reference, to rounding: hushgrad.clipping.rules.embedding.rows_sq_norm. */
+size_t hushgrad_row_norms(const int64_t *ids, const int64_t *example, const float *values, size_t width, size_t first, size_t count,
+                          uint32_t *slots, size_t size, uint32_t *next, uint32_t *last, double *room, double *sq_norms,
+                          double *sq_masses);
 
 /* Gram matrices of `examples` matrices x (rows, depth), x[i, t] at x[i down + t along], each `stride` floats after the last; room holds
  * PANEL_DEPTH (PANEL_ROWS + rows rounded up to PANEL_COLUMNS) doubles. Reference, to rounding: hushgrad.clipping.mass.gram. */

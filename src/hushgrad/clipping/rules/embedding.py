@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad._precision import widest, widest_sq_norms
+from hushgrad.clipping import _fused_products
 from hushgrad.clipping.base import Example, Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
@@ -74,7 +75,7 @@ class Embedding(Rule):
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
         rows = _rows(record)
-        out["weight"].add_rows(rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+        out["weight"].add_rows(rows.ids, rows.values, weights["weight"][rows.example])
 
     def reads(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """The ids."""
@@ -93,7 +94,7 @@ def _rows(record: Record) -> Rows:
     ids, g = record.x, record.g
     B = ids.shape[0]
     example = torch.arange(B, device=ids.device).unsqueeze(1).expand(B, ids[0].numel() if B else 0).reshape(-1)
-    ids, values = ids.reshape(-1), g.reshape(-1, g.shape[-1])
+    ids, values = ids.reshape(-1).long(), g.reshape(-1, g.shape[-1])
     padding: Any = record.module.padding_idx
     if padding is not None and not g.is_cpu:
         values = values.masked_fill((ids == padding).unsqueeze(1), 0.0)
@@ -134,6 +135,9 @@ def measured(record: Record, rows: Rows, table: int) -> Tensor:
 
 def rows_sq_norm(rows: Rows, table: int) -> tuple[Tensor, Mass | None]:
     """The squared norm of each example's scattered rows, rows with equal (example, id) added up first; the mass, where there are such."""
+    made = _fused_products.row_norms(*rows)
+    if made is not None:
+        return made[0], Mass(*made[1:]) if made[2] > 1 else None
     sq = sq_norm(rows.values)
     total: Tensor = sq.new_zeros(rows.examples)
     keys = rows.example * table + rows.ids

@@ -58,7 +58,7 @@ class EmbeddingBag(Rule):
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """Scatter-add of the weighted rows straight into the table."""
         rows = _rows(record)
-        out["weight"].add_rows(rows.ids, rows.values * weights["weight"][rows.example].unsqueeze(1))
+        out["weight"].add_rows(rows.ids, rows.values, weights["weight"][rows.example])
 
     def reads(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """The ids of all bags."""

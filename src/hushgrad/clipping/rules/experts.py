@@ -16,6 +16,7 @@ from hushgrad.clipping import _fused
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.layout import gathered, padded
 from hushgrad.clipping.mass import WILD, Mass, gram
+from hushgrad.clipping.record import product
 from hushgrad.clipping.rules.gram import gram_sum
 from hushgrad.clipping.sums import Sum
 
@@ -118,7 +119,7 @@ class Experts(Rule):
         left, right = (left * by, right) if left.shape[1] <= right.shape[1] else (left, right * by)
         made = left.new_empty(routed.experts, left.shape[1], right.shape[1])
         for expert, (some, others) in enumerate(routed.by_expert(left, right)):
-            torch.mm(some.t(), others, out=made[expert])
+            product(some.t(), others, made[expert])
         out[name].add(made)
 
     def select(self, record: Record, index: Tensor, examples: int) -> Record:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping import _fused
+from hushgrad.clipping import _fused, _fused_products
 from hushgrad.clipping.base import Example, Factors, Record, Rule, measured_here, rule
 from hushgrad.clipping.mass import WILD, outer_mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
@@ -110,13 +110,13 @@ class Linear(Rule):
         if _prefers_gram(record.among(B), T, d, p):
             norms, record.masses["weight"] = gram_sq_norm(x, g)
             return norms
-        some = max(1, _PIECE // (d * p))
-        if some >= B:
-            record.kept["weight"] = torch.bmm(g.transpose(1, 2), x)
-            return sq_norm(record.kept["weight"])
-        parts = tuple(torch.bmm(h.transpose(1, 2), y) for h, y in zip(g.split(some), x.split(some), strict=True))
-        record.pieces["weight"] = Pieces(parts)
-        return torch.cat([sq_norm(part) for part in parts])
+        some = max(1, min(B, _PIECE // (d * p)))
+        parts, norms = _formed(x, g, record.among(B), some)
+        if len(parts) == 1:
+            record.kept["weight"] = parts[0]
+        else:
+            record.pieces["weight"] = Pieces(parts)
+        return norms
 
     def add_weighted(self, record: Record, weights: Mapping[str, Tensor], out: Mapping[str, Sum]) -> None:
         """(w g)^T x in one matrix product; or w^T G where G was kept."""
@@ -139,6 +139,15 @@ class Linear(Rule):
     def factors(self, record: Record) -> dict[str, Factors]:
         """The weight's gradient is the outer product of g and x."""
         return {"weight": Factors(_positions(record.g), _positions(record.x))} if "weight" in record.names else {}
+
+
+def _formed(x: Tensor, g: Tensor, among: int, each: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """G_i = sum_t g[i,t] x[i,t]^T in blocks of ``each`` examples, and the squared norms."""
+    made = _fused_products.outer_gradients(x, g, among, each)
+    if made is not None:
+        return made
+    parts = tuple(torch.bmm(h.transpose(1, 2), y) for h, y in zip(g.split(each), x.split(each), strict=True))
+    return parts, torch.cat([sq_norm(part) for part in parts])
 
 
 def _sq_norms_of_rows(record: Record) -> dict[str, Tensor]:

@@ -34,6 +34,15 @@ void hushgrad_outer_sums(const float *x, size_t d, const float *g, size_t p, con
     CHOSEN(outer_sums)(x, d, g, p, weights, rows, of_weight, of_bias);
 }
 
+void hushgrad_products(const float *x, size_t d, const float *g, size_t p, size_t rows, size_t some, float *out, int add) {
+    CHOSEN(products)(x, d, g, p, rows, some, out, add);
+}
+
+void hushgrad_outer_gradients(const float *x, size_t d, const float *g, size_t p, size_t rows, size_t examples, float *G,
+                              double *sq_norms) {
+    CHOSEN(outer_gradients)(x, d, g, p, rows, examples, G, sq_norms);
+}
+
 void hushgrad_kernel_gradients(const geometry *c, const float *x, const float *g, size_t examples, float *room, float *G,
                                double *sq_norms) {
     CHOSEN(kernel_gradients)(c, x, g, examples, room, G, sq_norms);
@@ -58,4 +67,10 @@ void hushgrad_wide_sums(const float *x, size_t d, const float *g, size_t p, cons
 
 void hushgrad_wide_kept(const float *G, size_t n, const double *weights, size_t rows, size_t first, size_t some, double *out) {
     CHOSEN(wide_kept)(G, n, weights, rows, first, some, out);
+}
+
+size_t hushgrad_row_norms(const int64_t *ids, const int64_t *example, const float *values, size_t width, size_t first, size_t count,
+                          uint32_t *slots, size_t size, uint32_t *next, uint32_t *last, double *room, double *sq_norms,
+                          double *sq_masses) {
+    return CHOSEN(row_norms)(ids, example, values, width, first, count, slots, size, next, last, room, sq_norms, sq_masses);
 }

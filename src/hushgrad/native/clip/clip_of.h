@@ -7,10 +7,12 @@
 #endif
 
 #include "clip/lanes_of.h"
+#include "clip/products_of.h"
 #include "clip/rows_of.h"
 #include "clip/wide_of.h"
 #include "clip/groups_of.h"
 #include "clip/conv_of.h"
+#include "clip/table_of.h"
 
 #undef LANES
 #undef HIGH
