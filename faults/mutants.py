@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mutant", "mutants"]
+__all__ = ["Mutant", "bare", "mutants"]
 
 _FOR_OTHERS = {
     "examples",
@@ -23,7 +23,7 @@ _CALLED = {"min": "max", "max": "min", "ceil": "floor", "floor": "ceil", "any": 
 
 
 class Mutant(NamedTuple):
-    """One change of one file; ``lines`` are those of the statement that it is in."""
+    """One change of one file; ``text`` is its line without the comment, ``lines`` are those of the statement that it is in."""
 
     file: str
     line: int
@@ -113,6 +113,11 @@ def _aside(tree: ast.AST) -> set[int]:
     return {id(part) for node in aside for part in ast.walk(node)}
 
 
+def bare(line: str) -> str:
+    """A line of code without its comment."""
+    return line.partition("  # ")[0].strip()
+
+
 def mutants(package: Path, file: str) -> list[Mutant]:
     """All of one file; their trees keep the file's own lines."""
     text = (package / file).read_text()
@@ -125,5 +130,5 @@ def mutants(package: Path, file: str) -> list[Mutant]:
             changed = ast.fix_missing_locations(_Replace(at, new).visit(ast.parse(text)))
             assert statement is not None and isinstance(node, ast.expr | ast.stmt) and isinstance(changed, ast.Module)
             reach = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-            found.append(Mutant(file, node.lineno, reach, change, lines[node.lineno - 1].strip(), tree, changed))
+            found.append(Mutant(file, node.lineno, reach, change, bare(lines[node.lineno - 1]), tree, changed))
     return found

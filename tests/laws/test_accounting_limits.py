@@ -183,6 +183,7 @@ def test_integers_end_with_their_neighbour() -> None:
     step = Gaussian(1.0).sampled(rate=0.01)
     steps = calibrate_steps(step, epsilon=2.0, delta=1e-5)
     assert epsilon(step * steps, delta=1e-5) <= 2.0 < epsilon(step * (steps + 1), delta=1e-5)
+    assert calibrate_steps(Gaussian(1e8), epsilon=1.0, delta=1e-6, accountant="gdp") == 10**8  # where the search ends
 
 
 def test_what_cannot_be_reached_is_refused() -> None:

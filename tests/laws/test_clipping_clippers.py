@@ -159,6 +159,10 @@ def test_per_layer_is_a_loop_over_examples_and_groups(clipper, groups, norms):
         torch.testing.assert_close(clipped.raw_sums[name], value, rtol=1e-12, atol=1e-12)
 
 
+def test_without_examples_there_are_no_weights():
+    assert PerLayer(1.0).weights(torch.empty(0)).shape == (0, 1)
+
+
 def test_a_nan_in_one_layer_takes_the_whole_example_out():
     model, x = model_and_batch()
     x[2, 0] = nan

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mutants import bare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,5 +57,5 @@ def test_files_and_tests_exist(mutate):
     for file, tests in mutate.TESTS.items():
         assert (mutate.PACKAGE / file).is_file() and all((ROOT / test).is_file() for test in tests), file
     for (file, line, _), reason in mutate.EQUIVALENT.items():
-        assert line in {text.strip() for text in (mutate.PACKAGE / file).read_text().splitlines()}, (file, line)
+        assert line in {bare(text) for text in (mutate.PACKAGE / file).read_text().splitlines()}, (file, line)
         assert len(reason.split()) >= 3

@@ -270,4 +270,5 @@ def _largest(make_event: Callable[[int], Event], most: int, budget: Budget) -> i
         return excess(budget.cost(make_event(n)), budget.epsilon)
 
     few = min(100, most)
-    return largest_integer(g, math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0))), most)
+    guess = math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0)))
+    return largest_integer(g, guess, most)
