@@ -198,12 +198,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         ("accounting/calibration.py", line, ANY): "where the search begins; what it ends with is evaluated"
         for line in ("few = min(100, most)", "guess = math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0)))")
     },
-    (
-        "accounting/calibration.py",
-        "lambda rate: of.sampled(rate=min(1.0, rate)) * steps,",
-        "return calibrate(lambda rate: of.sampled(rate=min(2.0, rate)) * steps, epsilon=epsilon, delta=delta, accountant=accountant, "
-        "relation=relation, bracket=(1e-09, 1.0))",
-    ): "the search stays in its bracket but for rounding",
     **{
         (
             "accounting/calibration.py",

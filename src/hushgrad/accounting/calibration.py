@@ -220,7 +220,7 @@ def calibrate_rate(
     """
     steps = _check.positive_int(steps=steps)
     return calibrate(
-        lambda rate: of.sampled(rate=min(1.0, rate)) * steps,
+        lambda rate: of.sampled(rate=rate) * steps,
         epsilon=epsilon,
         delta=delta,
         accountant=accountant,
