@@ -16,16 +16,6 @@ from hushgrad.accounting.gaussian import gaussian_mu
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Relation
 
-__all__ = [
-    "advanced_composition",
-    "advanced_composition_step",
-    "analytic_gaussian_sigma",
-    "classical_gaussian_sigma",
-    "dp_gd_sigma",
-    "dp_lssgd_sigma",
-    "subsampled",
-]
-
 
 def classical_gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     r"""Sigma = sensitivity sqrt(2 ln(1.25/delta)) / epsilon, a standard deviation, for epsilon < 1 only.

@@ -21,17 +21,6 @@ from hushgrad.native import _abi
 if TYPE_CHECKING:
     from hushgrad.clipping.rules.kernels import Geometry
 
-__all__ = [
-    "add_pieces",
-    "add_wide_sums",
-    "gram",
-    "group_norms",
-    "kernel_gradients",
-    "sq_norms",
-    "total",
-    "wide_kept",
-]
-
 _PATCHES_AT_MOST = 1 << 18  # floats of one example's patches: 1 MB, so that they stay in the second-level cache
 _SHARE = 1 << 22  # multiply-adds for a thread at a time; for less, a thread does not pay
 _LIBRARY = native.CONTRACTED

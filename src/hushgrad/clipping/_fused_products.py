@@ -11,8 +11,6 @@ from torch import Tensor
 from hushgrad import native
 from hushgrad.clipping import _fused
 
-__all__ = ["add_product", "add_rows", "outer_gradients", "row_norms"]
-
 # From vectors of so many bytes on our products take at most the time of a library's: half of it with MKL on processors of other makers,
 # where that keeps to narrower ones. With narrower ones both are alike, but for lengths at which lines of the cache collide.
 _WIDE = 64

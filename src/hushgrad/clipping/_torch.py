@@ -18,37 +18,6 @@ from torch.nn.modules import module as _module
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = [
-    "AS_TORCH",
-    "Node",
-    "accumulated",
-    "backward_task",
-    "called",
-    "checkpoints_off",
-    "entering",
-    "global_hooks",
-    "holders",
-    "hooked",
-    "input_metadata",
-    "input_shape",
-    "is_autocast",
-    "is_transformed",
-    "is_wrapped",
-    "memory_of",
-    "nodes_made",
-    "packing_on",
-    "pop_mode",
-    "pop_packing",
-    "push_mode",
-    "push_packing",
-    "retains",
-    "rows_listed",
-    "saved",
-    "set_grad",
-    "transform",
-    "unwatched",
-]
-
 _by_hand: list[Any] = []  # nodes that are being called by hand
 Holder = tuple[dict[str, nn.Parameter | None], str]
 Node = Any  # torch.autograd.graph.Node; custom functions' nodes are not instances of it

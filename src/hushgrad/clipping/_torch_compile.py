@@ -15,17 +15,6 @@ from torch import nn
 
 from hushgrad.errors import CaptureError
 
-__all__ = [
-    "SIGNATURES",
-    "eagerly",
-    "is_compiling",
-    "is_exporting",
-    "is_tracing",
-    "left_alone",
-    "refuse_tracing",
-    "returned_to_shards",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling  # the compiler traces this line and evaluates it

@@ -14,8 +14,6 @@ from hushgrad.events import Event, Gaussian, Relation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Adaptive", "AdaptiveOnDevice"]
-
 _FARTHEST = 50.0  # |log C| at most: past any real gradient, and far from what floats cannot hold
 
 

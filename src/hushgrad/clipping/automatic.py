@@ -12,8 +12,6 @@ from hushgrad.events import Relation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Automatic"]
-
 
 @dataclass(frozen=True)
 class Automatic(Clipper):

@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_map
 from hushgrad.clipping.outputs import tensors_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["ROWS", "invariant_rows", "request_batch_invariance", "require_batch_invariance"]
-
 ROWS = 8  # a batch of a certified run on one thread has a multiple of so many
 _MOST = 64  # rows of the smaller batches that are tried, or two multiples
 

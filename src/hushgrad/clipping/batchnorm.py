@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from hushgrad import _check
 
-__all__ = ["replace_batchnorm"]
-
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _CHANNELS = 4  # of a group at least: a group of one channel on (B, C) inputs would normalise every number to 0
 

@@ -28,8 +28,6 @@ from hushgrad.clipping.tape import Tape
 if TYPE_CHECKING:
     from hushgrad.clipping.parameter_placement import Added
 
-__all__ = ["Capture"]
-
 
 class Capture(Declarations, ProofInterface):
     """Watches a model's forward and backward passes and gives the sum of clipped per-example gradients.

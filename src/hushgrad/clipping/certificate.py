@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from hushgrad.clipping.mass import Mass
 
-__all__ = ["KAPPA", "Certificate"]
-
 KAPPA = 1e-4
 _U = 2.0**-53
 _DEEP, _AT_ONCE = 256, 4096  # terms that a kernel, and torch, add up before adding to the sum: DEEP of _wide_of.h, and sums.py

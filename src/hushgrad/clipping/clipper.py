@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # a plan has a clipper, and is read and priced without torch
     import torch
     from torch import Tensor
 
-__all__ = ["Clipped", "Clipper", "added", "usable"]
-
 _LEAST = 2.0**-126  # the least weight that single precision holds with all its bits
 
 

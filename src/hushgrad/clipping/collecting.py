@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.proof.structure import Structure
     from hushgrad.clipping.site import Call
 
-__all__ = ["Batch", "Batches", "Collecting"]
-
 T = TypeVar("T")
 _site, _requires_grad, _second = attrgetter("site"), attrgetter("requires_grad"), itemgetter(1)
 

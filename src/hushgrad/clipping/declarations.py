@@ -14,8 +14,6 @@ from hushgrad.clipping.proof.state import Attributes
 from hushgrad.clipping.root import Root
 from hushgrad.clipping.tape import Tape
 
-__all__ = ["Declarations"]
-
 
 class Declarations:
     """The part of a capture that takes declarations."""

@@ -32,8 +32,6 @@ from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 from hushgrad.events import Relation
 
-__all__ = ["FILLED", "clean", "cleaned_in_place", "filled", "held_back", "raised", "summed_on_device"]
-
 FILLED = -1.0  # the norm of padding in a batch of fixed shape
 
 _LEAST = 2.0**-126  # as in clipper.usable

@@ -15,8 +15,6 @@ from hushgrad.clipping.capture import Capture
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import CaptureError
 
-__all__ = ["clipped_sum"]
-
 
 def clipped_sum(
     model: nn.Module, loss_fn: Callable[..., Tensor], batch: Any, clipper: Clipper, *, loss_reduction: str = "mean"

@@ -18,8 +18,6 @@ from torch.amp import GradScaler
 from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping._torch_compile import eagerly
 
-__all__ = ["SCALED", "scaled_tasks", "unwatch", "watch"]
-
 SCALED = (
     "A GradScaler scales this run's loss, and with it every example's norm, which the plan clips before a scaler can divide it again. "
     "Train in bfloat16, which needs no scaler, and leave it out or make it GradScaler(enabled=False)."

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.collecting import Batch
     from hushgrad.clipping.site import Call
 
-__all__ = ["add_again", "arrive", "read_by_rows", "require_all", "take"]
-
 
 def arrive(call: Call, place: Place | None, grads: tuple[Tensor | None, ...]) -> None:
     """Take the gradients of the outputs of a call whose examples are not where its rule expects them, or unknown."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.parameter_placement import Added
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["BESIDE", "Grouping"]
-
 BESIDE = (
     "One pass has two backward passes, one from private.loss and one beside it. Put all terms into the function that private.loss is "
     "given, and run one backward."

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.certificate import Certificate
     from hushgrad.clipping.reduce import Group, Use
 
-__all__ = ["Formed", "by_group", "form", "heavy_units", "is_light"]
-
 Columns = dict[str, int] | None  # the clipping group of each parameter
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from hushgrad.clipping._torch import packing_on, retains
 from hushgrad.clipping.proof.saved_tensors import Packing
 
-__all__ = ["Inner"]
-
 
 class Inner:
     """The inputs of one call: the caller's, and the detached ones that the layer gets."""

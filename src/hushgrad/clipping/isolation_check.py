@@ -22,8 +22,6 @@ from hushgrad import _check
 from hushgrad.clipping.runs import Batch, detached, run_turned, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
-__all__ = ["as_it_was", "culprit", "isolation", "isolation_at_first_call"]
-
 # Which example stays while all others change, and by what factor. The first one may be immune, so the last is tried, too; and a capacity
 # that is filled in order overflows if all others equal one of the last (None).
 _TRIED = ((0, 1.0), (0, 10.0), (0, -10.0), (-1, 1.0), (-1, 10.0), (-1, -10.0), (-1, None), (-2, None), (-3, None), (-5, None))

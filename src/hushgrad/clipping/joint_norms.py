@@ -26,8 +26,6 @@ from hushgrad.clipping.sums import Pieces
 if TYPE_CHECKING:
     from hushgrad.clipping.reduce import Group, Use
 
-__all__ = ["inner", "joint_norms"]
-
 # Per-example gradients that are alive at the same time, in floats (64 MB in single precision).
 _CHUNK = 1 << 24
 # Floats that are widened at a time.

@@ -22,8 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DEAD", "FIRST", "ROWS", "SHARED", "Kind", "Layout", "gathered", "has", "layouts_of", "padded", "stored"]
-
 # Special values in a tensor of owners: no gradient; several examples; a non-finite number, whose owner is unknown.
 NOBODY, MIXED, LOST = -1, -2, -3
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from hushgrad._precision import widest, widest_dtype, widest_sq_norms
 from hushgrad.clipping import _fused
 
-__all__ = ["WILD", "Mass", "cap", "gram", "outer_mass", "sq_norm"]
-
 # Beyond this ‖x‖² or ‖g‖² a row's products are formed separately: w g may be too small for single precision.
 WILD = 2.0**160
 _LEAST_CAP = 64.0

@@ -6,8 +6,6 @@ from torch import nn
 
 from hushgrad.errors import CaptureError
 
-__all__ = ["require_unmerged"]
-
 
 def require_unmerged(model: nn.Module) -> None:
     """Refuse a pass whose adapters are merged into the frozen weights: no gradient would reach them.

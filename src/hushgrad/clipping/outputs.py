@@ -13,8 +13,6 @@ from hushgrad.clipping.proof.inputs import mapped, tensors_in
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call
 
-__all__ = ["Outputs", "is_reshape", "tensors_of", "with_tensors"]
-
 
 def tensors_of(output: Any) -> list[Tensor]:
     """The differentiable tensors in a layer's output, in a fixed order."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     Added = Callable[[Clipper, dict[str, Sum], float], list[Part]]  # adds the passes since the last collect to sums
 
-__all__ = ["ParameterPlacement"]
-
 
 class ParameterPlacement:
     """All parameters are whole and in this process. Placements over several processes override these methods."""

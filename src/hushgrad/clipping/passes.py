@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
     from hushgrad.clipping.root import Pass
 
-__all__ = ["Passes", "is_evaluation"]
-
 
 class Passes:
     """Proves passes, and reads those that need a proof, or tags on their own graph."""

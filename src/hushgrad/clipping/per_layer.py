@@ -14,8 +14,6 @@ from hushgrad.events import Relation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PerLayer"]
-
 
 @dataclass(frozen=True)
 class PerLayer(Clipper):

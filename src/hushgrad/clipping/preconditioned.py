@@ -14,8 +14,6 @@ from torch import Tensor
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.site import Call
 
-__all__ = ["precondition"]
-
 
 class _Formed(Rule):
     """A call whose per-example gradients all exist."""

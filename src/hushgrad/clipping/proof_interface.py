@@ -14,8 +14,6 @@ from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Call, Site
 from hushgrad.events import Relation
 
-__all__ = ["ProofInterface"]
-
 
 class ProofInterface(Collecting):
     """The part of a capture that proofs use."""

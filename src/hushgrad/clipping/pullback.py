@@ -10,8 +10,6 @@ from torch.autograd.graph import GradientEdge
 
 from hushgrad.errors import CaptureError
 
-__all__ = ["pullback"]
-
 _Ends = Sequence[Tensor] | Sequence[GradientEdge]
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.collecting import Batch
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["problem_of"]
-
 Params = Mapping[str, nn.Parameter]
 
 

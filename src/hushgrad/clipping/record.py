@@ -19,8 +19,6 @@ from hushgrad.clipping.clipper import Clipped, Clipper
 from hushgrad.clipping.flat import Flat
 from hushgrad.clipping.mass import Mass
 
-__all__ = ["Form", "Pieces", "Record", "Sum", "clipped", "flattened", "product", "versions_of", "weighted_rows"]
-
 # Floats of w g that exist at a time (16 MB in single precision): a compromise between peak memory and passes over the sum.
 _WEIGHTED_AT_ONCE = 1 << 22
 _LEAST = 2.0**-126  # smaller weights are 0: in single precision they have few bits, and could be too large by half

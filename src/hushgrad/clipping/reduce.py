@@ -24,8 +24,6 @@ from hushgrad.clipping.rejected import Counted, joined
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Group", "Part", "Use", "add_clipped", "together"]
-
 _MANY = 64  # more parts than this are merged
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Rejected", "joined"]
-
 _MOST = 64  # pending tensors
 
 Counted = int | Tensor  # a number, or squared norms of which the non-finite ones count

@@ -28,8 +28,6 @@ from hushgrad.clipping.site import Call
 from hushgrad.clipping.thresholds import MOST_REPEATS, REPEAT_ONE_IN
 from hushgrad.errors import NotIsolated
 
-__all__ = ["Pass", "Root"]
-
 _site, _shapes, _shape, _is_nested = attrgetter("site"), attrgetter("shapes"), attrgetter("shape"), attrgetter("is_nested")
 _TENSORS = {Tensor}
 _SAVED = entering(as_they_are)

@@ -21,8 +21,6 @@ from hushgrad.clipping.runs import Batch, detached
 from hushgrad.clipping.site import Site
 from hushgrad.errors import NotIsolated
 
-__all__ = ["require_own_rows"]
-
 _DIGITS = 8  # different factors in one backward pass
 _EQUAL = 1e-3  # relative: far above rounding, far below a factor of two
 _FAINT = 1e-30  # below it, a smaller number loses bits

@@ -16,8 +16,6 @@ from hushgrad._precision import widest
 from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
 from hushgrad.clipping.proof.inputs import tensors_in
 
-__all__ = ["Batch", "Run", "detached", "largest", "run_turned", "run_with_others", "same", "traced_run", "with_squares_shared"]
-
 Call = tuple[nn.Module, int]  # a module, and how often it was called before
 _SAME = 1e-4  # relative: far above rounding, far below what a batch statistic does
 _SAME_HALF = 2e-2  # of numbers with eight bits: a few roundings, each of 1/256

@@ -14,8 +14,6 @@ from hushgrad.clipping.flat import Flat
 from hushgrad.clipping.functional import clipped_sum
 from hushgrad.errors import CaptureError
 
-__all__ = ["self_check"]
-
 
 def self_check(
     model: nn.Module, loss_fn: Callable[..., Tensor], batch: Any, *, loss_reduction: str = "mean", tolerance: float = 1e-3

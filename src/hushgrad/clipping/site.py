@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.collecting import Batch
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["Call", "Site"]
-
 
 class Call:
     """One call of a captured module; it becomes part of its batch when a gradient comes back to it.

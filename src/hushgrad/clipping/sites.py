@@ -15,8 +15,6 @@ from hushgrad.clipping.site import Site
 from hushgrad.clipping.tape import Tape
 from hushgrad.errors import CaptureError
 
-__all__ = ["sites_of", "sum_dtype"]
-
 _CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 
 

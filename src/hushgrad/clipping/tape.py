@@ -21,8 +21,6 @@ from hushgrad.errors import CaptureError
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call
 
-__all__ = ["Tape"]
-
 
 class Tape(Batches):
     """The live record of everything between two collects."""

@@ -6,33 +6,6 @@ from collections.abc import Iterable
 
 import torch
 
-__all__ = [
-    "CANCELLATION",
-    "HUGE_LOSS",
-    "HUGE_LOSS_EXPONENT",
-    "HUGE_WEIGHT",
-    "LARGE_WEIGHT",
-    "LATER_PASSES",
-    "MANY_NUMBERS",
-    "MOST_CONSTANTS",
-    "MOST_READINGS",
-    "MOST_REPEATS",
-    "MOST_SHOWN",
-    "MUCH_LARGER",
-    "NEXT_PASSES",
-    "OUTLIER",
-    "OWN_HUGE_LOSS",
-    "PROVED_LENGTHS",
-    "REPEAT_ONE_IN",
-    "SCHEDULE_VALUES",
-    "SEAL",
-    "SEAL_EXAMPLES",
-    "SEAL_UNCHANGED",
-    "TRIPLE_TOLERANCE",
-    "crowd",
-    "seal_of",
-]
-
 # Tags: where terms cancel, only rounding is left, which triples with nothing. If a cotangent differs by more than this, relatively, from
 # three times itself when the outputs' cotangents are tripled, it has not two correct bits. Only cotangents below sqrt(eps) of the largest
 # are tested: above, thousands of roundings would have to agree.

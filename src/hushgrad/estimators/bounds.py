@@ -16,8 +16,6 @@ import math
 from hushgrad import _check
 from hushgrad.accounting.gaussian import gaussian_mu
 
-__all__ = ["gradient_descent", "objective_perturbation", "output_perturbation", "output_perturbation_regularised"]
-
 
 def output_perturbation_regularised(*, n: int, d: int, epsilon: float, delta: float, lipschitz: float, l2: float) -> float:
     """E[L(w_priv) - L(w*)] <= 2 √2 L² √(d ln(1.25/δ)) / (ε μ n) for a μ-strongly convex regulariser, μ = ``l2``, ε < 1 (lecture 9).

@@ -52,17 +52,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.estimators.losses import LinearLoss
 from hushgrad.events import Relation
 
-__all__ = [
-    "Classical",
-    "Term",
-    "classical_gaussian",
-    "classical_pure",
-    "objective_delta",
-    "objective_noise",
-    "profile",
-    "pure_noise",
-]
-
 
 class Term(NamedTuple):
     """One term of the bound: ``copies`` x H(``norm``/σ, epsilon - ``price``)."""

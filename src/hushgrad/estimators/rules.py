@@ -26,8 +26,6 @@ from __future__ import annotations
 
 from hushgrad.estimators.losses import HuberHinge, LinearLoss, Logistic, Softmax
 
-__all__ = ["COUNT_SHARE", "LINE_SHARE", "PLENTY", "descent_rate"]
-
 PLENTY: dict[type[LinearLoss], float] = {Logistic: 6_000.0, Softmax: 15_000.0, HuberHinge: 30_000.0}
 """From this n epsilon / c on the objective is perturbed; below, descent."""
 

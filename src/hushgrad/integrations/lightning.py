@@ -43,8 +43,6 @@ from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar
 
-__all__ = ["PrivateFit", "PrivateProcesses"]
-
 _OWN_MEAN = (
     "It is that of training_step. Return the mean over the examples of what depends on one alone: of classes "
     "cross_entropy(..., reduction='none').mean(), of texts the mean of each one's own mean over its tokens."

@@ -12,8 +12,6 @@ except ImportError as error:  # pragma: no cover
 from hushgrad import _check
 from hushgrad.integrations.huggingface import PrivateTrainer
 
-__all__ = ["PrivateSFTTrainer"]
-
 
 class PrivateSFTTrainer(PrivateTrainer, SFTTrainer):  # type: ignore[misc]
     """TRL's ``SFTTrainer`` with a plan: it prepares the texts (templates, masks of what counts), the steps are private.

@@ -26,8 +26,6 @@ from torch.nn import functional as F
 
 from hushgrad import _check
 
-__all__ = ["MAPS", "mirror_halves", "normalised_maps", "scattering"]
-
 _DIRECTIONS, _BORDER = 8, 4
 MAPS = 1 + 2 * _DIRECTIONS + _DIRECTIONS**2
 """Maps of each channel."""

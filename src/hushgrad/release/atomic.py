@@ -16,8 +16,6 @@ from safetensors import SafetensorError
 from hushgrad._printed import reason
 from hushgrad.errors import StorageError
 
-__all__ = ["replacing", "sweep", "written"]
-
 _filling: set[Path] = set()  # by this process: each of its threads has a file of its own
 
 

@@ -32,8 +32,6 @@ from hushgrad.clipping.adaptive import Adaptive, AdaptiveOnDevice
 from hushgrad.errors import CaptureError
 from hushgrad.release.run_state import RunState
 
-__all__ = ["Noised", "Placement", "Release", "other_examples"]
-
 
 class Noised(NamedTuple):
     """The sums of a step with their noise, not yet released: the row is drawn, and nothing is charged or recorded."""

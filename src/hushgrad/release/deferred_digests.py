@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["DeferredDigests"]
-
 _MOST = 256  # steps that may wait
 
 

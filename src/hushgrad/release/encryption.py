@@ -14,8 +14,6 @@ from pathlib import Path
 
 from hushgrad.errors import ArgumentError
 
-__all__ = ["is_sealed", "seal", "unseal", "wrapping_key"]
-
 _BYTES, _NONCE, _TAG = 32, 12, 16
 _MAGIC = b"hushgrad sealed 1\n"
 _PIECE = 1 << 28  # bytes: the cipher takes less than 2 GiB at once

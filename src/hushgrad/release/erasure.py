@@ -25,8 +25,6 @@ from hushgrad.release.journal_frames import is_journal
 from hushgrad.release.keys import KEY, is_key
 from hushgrad.release.owner import LOCK, Owner
 
-__all__ = ["destroy", "erase", "finish", "secrets_in", "secrets_of", "unknown_in"]
-
 # The whole names of a run's files, of a search's with its trials', and of a server's: whatever is called otherwise is the user's own.
 _NAMES = r"key\.json|state\.safetensors|cohorts\.safetensors|journal|shard-\d+-\d+\.safetensors"
 _NAMED = re.compile(_NAMES)

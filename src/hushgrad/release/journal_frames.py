@@ -24,8 +24,6 @@ from hushgrad.errors import ArgumentError, StorageError
 from hushgrad.release.journal_place import Known, Place
 from hushgrad.release.owner import locked
 
-__all__ = ["FRAME", "SHORT", "WAYS_ON", "Frame", "Frames", "Marks", "damaged", "frames_in", "is_journal"]
-
 WAYS_ON = "Put this run's files back as they were, or start a new run with a new key and this run's ledger as prior=."
 FRAME, SHORT = 8, 5  # bytes of a frame, and of what it says
 _KINDS = b"ramj"

@@ -13,8 +13,6 @@ from hushgrad.release.journal_frames import FRAME, WAYS_ON, Frames, damaged, fra
 from hushgrad.release.journal_place import Known, born
 from hushgrad.release.owner import boot_identity
 
-__all__ = ["JournalHistory", "other_story", "shown"]
-
 _UNTOLD = (
     "The disk keeps no attributes of folders, by which an older copy of the run's files would be known: that none was put back is vouched "
     "for, not shown"

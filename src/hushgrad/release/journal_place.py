@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 from hushgrad.release.owner import boot_identity, taken_over
 
-__all__ = ["Known", "Place", "born"]
-
 _OURS = "user.hushgrad."
 _REPLACE = getattr(os, "XATTR_REPLACE", 0)
 _GONE = {errno.ENODATA, errno.ENOENT, errno.ENOTDIR}  # the attribute, or the folder

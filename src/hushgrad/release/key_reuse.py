@@ -13,8 +13,6 @@ from array import array
 
 from hushgrad.release.keys import RunKey
 
-__all__ = ["TWICE", "KeyUse", "forget"]
-
 TWICE = "another run of this process released other values under this run's key, and their difference has no noise"
 
 _here: dict[str, KeyUse] = {}

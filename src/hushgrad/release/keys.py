@@ -20,8 +20,6 @@ from hushgrad.errors import ArgumentError
 from hushgrad.release.atomic import replacing
 from hushgrad.release.encryption import seal, unseal, wrapping_key
 
-__all__ = ["KEY", "RunKey", "is_key", "read_key", "write_key"]
-
 KEY = "key.json"
 _OPEN = (
     "Others may have read the key. If nobody has, say so with chmod 600; else erase it (hushgrad key destroy) and start a new run with "

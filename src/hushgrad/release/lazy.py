@@ -52,8 +52,6 @@ from hushgrad.release.placement.world import World
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["LazyTable", "LazyTables", "require_lazy_plan"]
-
 _AT_ONCE = 1 << 20  # numbers: settling a whole table needs no second table
 _EAGER = "Leave lazy_tables out."
 

@@ -28,8 +28,6 @@ from hushgrad import _check
 from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, StorageError
 
-__all__ = ["LOCK", "Owner", "boot_identity", "forked", "locked", "taken_over"]
-
 LOCK = ".lock"
 _BEAT, _STALE = 10.0, 60.0  # seconds
 _ITSELF = getattr(os, "O_NOFOLLOW", 0)  # do not follow a link and overwrite its target

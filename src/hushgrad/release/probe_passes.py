@@ -12,8 +12,6 @@ from hushgrad.denoise.base import Probe
 from hushgrad.errors import ArgumentError
 from hushgrad.release.core import Release
 
-__all__ = ["Closure", "run_passes"]
-
 Closure = Callable[[], Any]
 _HERE = [Probe()]
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hushgrad.release.placement.whole import Whole
     from hushgrad.train.plan import Plan
 
-__all__ = ["RunState"]
-
 
 class RunState:
     """One run's noise, clip norm and denoiser."""

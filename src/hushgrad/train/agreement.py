@@ -23,8 +23,6 @@ from hushgrad.release.placement.world import World
 from hushgrad.sampling.data_digest import Content
 from hushgrad.train.plan import Plan
 
-__all__ = ["DRAWN", "require_same_data", "require_same_run"]
-
 DRAWN = (
     "Records of several processes: that all of them read the same ones under the same number is vouched for; read twice, a record was not "
     "the same, or could not be read"

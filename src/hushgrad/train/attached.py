@@ -43,8 +43,6 @@ from hushgrad.train.model_loss import Inside
 from hushgrad.train.plan import Plan
 from hushgrad.train.saving import Saving
 
-__all__ = ["Attached"]
-
 _OF_A_USER = 16  # examples assumed for a user when formulas are chosen
 
 

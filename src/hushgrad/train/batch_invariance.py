@@ -11,8 +11,6 @@ from hushgrad.clipping import Capture
 from hushgrad.clipping.batch_invariance import require_batch_invariance
 from hushgrad.release.placement.world import World
 
-__all__ = ["BatchInvariance"]
-
 
 class BatchInvariance:
     """Runs the check before the first pass; with sharded parameters, on equally many examples in every process.

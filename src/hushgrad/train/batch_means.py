@@ -22,8 +22,6 @@ from hushgrad.train.loss_arguments import gradients, ordinary
 from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.trial_passes import Constant, aside
 
-__all__ = ["MIXED", "Means", "Rows", "same"]
-
 MIXED = "The loss of a batch is not the mean of its examples' own losses: one example changes what another one counts."
 
 _SAME = {torch.float64: 1e-8, torch.float32: 1e-4}  # relative: far above rounding

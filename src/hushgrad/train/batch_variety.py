@@ -12,8 +12,6 @@ from torch import Tensor
 
 from hushgrad.clipping.proof.inputs import leaves
 
-__all__ = ["Variety"]
-
 _CLASSES = 64  # of a tensor that has one whole number for each example; more are no classes
 
 Held = Callable[[Any], Tensor | None]  # of a tensor: how much each example holds of what pads rows; for scalars, the numbers

@@ -12,8 +12,6 @@ from hushgrad.train.guard import Room
 from hushgrad.train.plan import Plan
 from hushgrad.train.spending import epsilon_of
 
-__all__ = ["Books"]
-
 _FOREIGN = Unanalysed("a step was taken on a batch that the run's loader did not issue")
 
 

@@ -18,8 +18,6 @@ from hushgrad.train.after.averaging import Average
 from hushgrad.train.after.projection import Projection
 from hushgrad.train.plan import Plan
 
-__all__ = ["dpftrl", "dpgd", "dpsgd"]
-
 
 def dpsgd(
     *,

@@ -17,8 +17,6 @@ from typing import Any, TextIO
 from hushgrad._printed import at_most
 from hushgrad.errors import ArgumentError
 
-__all__ = ["JsonLines", "OnStep", "ProgressBar", "TensorBoard"]
-
 OnStep = Callable[[dict[str, Any]], Any]
 """What fit calls after each step."""
 

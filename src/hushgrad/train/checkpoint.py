@@ -34,8 +34,6 @@ from hushgrad.train.private import Private
 from hushgrad.train.shard_files import ShardFiles, cut_noise, cut_tree, join_noise, join_tree
 from hushgrad.train.tree import read_tree, rng_state, set_rng_state, understood, write_tree
 
-__all__ = ["Checkpoint", "Stateful"]
-
 _STATE = "state.safetensors"
 _ITS = {True: "it", False: "its key"}
 _SHARDED = ("model", "optimizer", "private")  # the parts of the state that hold tensors in the parameters' shapes

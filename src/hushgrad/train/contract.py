@@ -12,8 +12,6 @@ from hushgrad.sampling.data_changes import content_of, settings_of
 from hushgrad.sampling.data_digest import identity_of
 from hushgrad.sampling.units import Grouping, Units
 
-__all__ = ["GROWN", "MOVED", "UNSEEN", "DataContract", "about_data"]
-
 UNSEEN = (
     "Unseen data: that they are those which the run began with is vouched for; not all of them lies in memory or in named files, and "
     'no identity was given (identity="name, version" of the loader)'

@@ -11,8 +11,6 @@ from hushgrad.train.guard import OTHER
 from hushgrad.train.invariant_sizes import PLACES, SIZES
 from hushgrad.train.loss_tracking import PREPARED, ROUNDED, VOUCHED, Losses
 
-__all__ = ["LOST", "Findings"]
-
 LOST = "Another process of this run was lost: what it may have found since the last step is not known here"
 
 _ELSEWHERE = "Another process of this run has more to say: see the notes of its own guarantee"

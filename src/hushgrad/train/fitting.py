@@ -30,8 +30,6 @@ from hushgrad.train.private import Private, make_private
 from hushgrad.train.progress import EpsilonSoFar, SignalToNoise
 from hushgrad.train.trial_passes import aside
 
-__all__ = ["Passes", "fit", "run_steps"]
-
 _WHOLE = 1 << 62  # examples of a part: more than any batch has
 
 LossFunction = Callable[[Any, Any], Tensor]

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hushgrad.train.attached import Attached
     from hushgrad.train.plan import Plan
 
-__all__ = ["OTHER", "Guard", "Room", "Watch", "checks"]
-
 _private: WeakSet[Optimizer] = WeakSet()
 _checking: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()

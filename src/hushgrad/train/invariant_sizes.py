@@ -19,8 +19,6 @@ from hushgrad.clipping.batch_invariance import ROWS, invariant_rows, request_bat
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.batch import Sizes, Smallest
 
-__all__ = ["InvariantSizes", "OneLength"]
-
 _WIDE = 256  # wider layers are tested as if they had this width
 _NARROW = 16  # inputs, see _often_moves
 _REFERENCE = 128  # rows

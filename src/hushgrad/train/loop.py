@@ -12,8 +12,6 @@ from hushgrad.sampling.batch import Batch
 if TYPE_CHECKING:
     from hushgrad.train.private import Private
 
-__all__ = ["Loop"]
-
 
 class Loop(ABC):
     """The passes of a framework's own loop, for any model in the place of the run's own."""

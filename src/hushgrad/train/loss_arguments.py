@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from hushgrad.clipping.proof.inputs import inside, leaves, mapped
 from hushgrad.errors import ArgumentError, CaptureError
 
-__all__ = ["Arguments", "gradients", "has_rows", "ordinary", "rows_of"]
-
 
 class Arguments:
     """A function's arguments; every tensor in them has one row for each example."""

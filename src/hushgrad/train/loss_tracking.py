@@ -23,8 +23,6 @@ from hushgrad.sampling.batch import Batch
 from hushgrad.train.padded_examples import PaddedExamples
 from hushgrad.train.passed_data import LARGE, RARELY, PassedData, containers
 
-__all__ = ["PREPARED", "ROUNDED", "VOUCHED", "Handed", "Losses"]
-
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
     "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers. "

@@ -13,8 +13,6 @@ from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["Parts"]
-
 _Place = tuple[int, torch.Size]
 
 

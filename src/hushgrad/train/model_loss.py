@@ -17,8 +17,6 @@ from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.train.batch_means import Means, Rows
 from hushgrad.train.loss_tracking import Losses
 
-__all__ = ["Inside"]
-
 _REMEDY = (
     "It is the model's own loss, of all labels together. Take it of the model's other outputs: loss = private.loss(lambda scores, labels: "
     "torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), per_example=True), and "

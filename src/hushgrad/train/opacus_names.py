@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ENGINE", "OPACUS"]
-
 _PLAN = "The plan says it: Plan.dpsgd({}=...)."
 OPACUS: dict[str, str] = {
     "module": "The model is the first argument, model.",

@@ -6,7 +6,5 @@ import inspect
 
 from torch.utils.data import DataLoader
 
-__all__ = ["DATALOADER"]
-
 DATALOADER: tuple[str, ...] = tuple(name for name in inspect.signature(DataLoader.__init__).parameters if name != "self")
 """Their names."""

@@ -21,8 +21,6 @@ from hushgrad.errors import NotIsolated
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.trial_passes import Constant, aside
 
-__all__ = ["PaddedExamples"]
-
 _SAME = 2e-4  # relative: kernels are chosen by length, so that the last bits may differ
 _MODEL = (
     "What the model makes of an example depends on how far it is padded, and so on the largest example of its batch. Let the model leave "

@@ -19,8 +19,6 @@ from hushgrad.clipping._torch import memory_of
 from hushgrad.clipping.proof.inputs import inside
 from hushgrad.train.row_views import rows_at
 
-__all__ = ["LARGE", "RARELY", "PassedData", "containers"]
-
 LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
 _SMALL = 1 << 20  # numbers of a copy that is compared in every step
 RARELY = 32  # steps, one of which has larger copies, and those on devices, compared

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hushgrad.accounting import Accountant
     from hushgrad.train.plan import Plan
 
-__all__ = ["require_comparable", "require_consistent", "require_room", "require_theorems"]
-
 
 def require_consistent(plan: Plan) -> None:
     """Refuse parts that do not go together."""

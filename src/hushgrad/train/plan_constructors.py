@@ -18,8 +18,6 @@ from hushgrad.train.opacus_names import OPACUS
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["PlanConstructors"]
-
 
 class PlanConstructors:
     """Constructors of plans from the usual numbers; the base class of :class:`hushgrad.train.Plan`."""

@@ -34,8 +34,6 @@ from hushgrad.train.plan import Plan
 from hushgrad.train.private_loss import PrivateLoss
 from hushgrad.train.spending import guarantee_of
 
-__all__ = ["Private", "make_private"]
-
 
 @_check.answering(OPACUS)
 def make_private(

@@ -25,8 +25,6 @@ from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.reachable_state import ReachableState, binds_data, made_by
 from hushgrad.train.trial_passes import Constant
 
-__all__ = ["PrivateLoss"]
-
 _TENSORS = frozenset({Tensor})
 _RARELY = 128  # batches, in one of which an example's loss is compared with the one that it has alone
 _OWN_VMAP = (

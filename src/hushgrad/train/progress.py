@@ -18,8 +18,6 @@ from hushgrad.guarantee import Ledger
 from hushgrad.train.plan import Plan
 from hushgrad.train.private import Private
 
-__all__ = ["EpsilonSoFar", "SignalToNoise"]
-
 _MARKS = (1 / 128, 1 / 64, 1 / 32, *(k / 16 for k in range(1, 17)))  # a question costs about 20 ms
 
 

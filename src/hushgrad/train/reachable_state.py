@@ -34,8 +34,6 @@ from torch import Tensor, nn, strided
 
 from hushgrad.clipping._torch import is_wrapped
 
-__all__ = ["ReachableState", "binds_data", "made_by"]
-
 _MOST = 2000  # objects that are looked at, the nearest first
 _HOOKS = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _INSTALLED = tuple(Path(get_paths()[name]).resolve() for name in ("purelib", "platlib"))  # where packages are that others wrote

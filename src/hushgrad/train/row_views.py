@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-__all__ = ["rows_at"]
-
 _Dims = list[tuple[int, int]]  # sizes, and strides in bytes
 
 

@@ -14,8 +14,6 @@ from hushgrad.sampling.attendance import Attendance
 from hushgrad.train.plan import Plan
 from hushgrad.train.stepping import Stepping
 
-__all__ = ["Saving"]
-
 _WITHOUT_JOURNAL = (
     "The run was continued from a state without a journal: that nothing was released after it, or is repeated as it was, is vouched "
     "for, not shown (a Checkpoint shows it)"

@@ -30,8 +30,6 @@ from hushgrad.release.placement.sharded import Shard, Sharded, is_sharded
 from hushgrad.release.placement.world import World
 from hushgrad.train.tree import _decode, _encode, rng_state
 
-__all__ = ["ShardFiles", "cut_noise", "cut_tree", "join_noise", "join_tree"]
-
 _HEADER, _MARK = "hushgrad shard", "hushgrad sharded"
 Pieces = dict[str, "Piece"]
 

@@ -7,8 +7,6 @@ from hushgrad.events import Compose, Event
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.train.plan import Plan
 
-__all__ = ["epsilon_of", "guarantee_of"]
-
 _SEEDED = "Reproducible: not private against whoever knows the seed"
 _CERTIFIED = (
     f"Sums in double precision: no record moves one by more than 1 + kappa clip norms in the arithmetic that runs, kappa = {KAPPA:g}, "

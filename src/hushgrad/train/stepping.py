@@ -45,8 +45,6 @@ from hushgrad.train.loss_tracking import Losses
 from hushgrad.train.micro_batches import Parts
 from hushgrad.train.plan import Plan
 
-__all__ = ["Issued", "Stepping"]
-
 
 class Issued(NamedTuple):
     """The batch that the loader has handed out and that the next step must be taken on."""

@@ -25,8 +25,6 @@ from hushgrad._printed import reason
 from hushgrad.errors import ArgumentError, HushgradError
 from hushgrad.release.encryption import is_sealed, seal, unseal, wrapping_key
 
-__all__ = ["read_tree", "understood", "write_tree"]
-
 _HEADER, _DIGEST = "hushgrad", "digest"
 _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 

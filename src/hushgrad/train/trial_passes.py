@@ -11,8 +11,6 @@ from torch import nn
 
 from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
 
-__all__ = ["Constant", "aside", "packing"]
-
 _DRAWN = {torch.ops.aten.randint, torch.ops.aten.randint_like, torch.ops.aten.random_}
 
 

@@ -15,8 +15,6 @@ from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.errors import CaptureError
 from hushgrad.release.placement.sharded import is_sharded
 
-__all__ = ["Released"]
-
 Home = dict[str, Any]  # a module's own dict of parameters or of buffers
 
 

@@ -14,8 +14,6 @@ from hushgrad.clipping.proof.survey import Stage, Survey, run_some
 from hushgrad.clipping.proof.variable_lengths import OPENED
 from hushgrad.clipping.runs import same
 
-__all__ = ["batch_outputs"]
-
 
 def batch_outputs(
     stage: Stage, reading: Reading, inputs: Any, survey: Survey, layouts: tuple[Layout | None, ...]

@@ -27,20 +27,6 @@ from hushgrad.clipping.thresholds import HUGE_WEIGHT
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 
-__all__ = [
-    "PLAIN",
-    "CallTrace",
-    "Dispatch",
-    "Key",
-    "KnownTraces",
-    "Wired",
-    "after_all",
-    "forward_of",
-    "joined",
-    "kinds_of",
-    "values_of",
-]
-
 Answer = tuple[
     Any, str, Any
 ]  # the number of the call in its pass, the function's name, and its answer or the kinds of its numbers

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from hushgrad.clipping.proof.inputs import Change
 
-__all__ = ["KINDS", "Named", "beyond", "changes", "constant", "halved", "short", "turned"]
-
 Named = tuple[str, Change]
 
 

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.thresholds import LARGE_WEIGHT
 
-__all__ = ["beyond", "is_lifted", "lifted", "nudged", "overturned", "switched", "switches"]
-
 _SIZE = 0.02  # a typical initial weight
 _NUDGE = 2.0**-8  # far above rounding
 _FEW = 64  # a vector of at most so many numbers may be gates

@@ -19,8 +19,6 @@ from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
 from hushgrad.clipping.thresholds import MUCH_LARGER
 from hushgrad.errors import CaptureError, NotIsolated
 
-__all__ = ["fit_of"]
-
 
 class _Fit(NamedTuple):
     """A reading of the inputs under which some examples alone give what they give in the batch."""

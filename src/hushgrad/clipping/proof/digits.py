@@ -13,8 +13,6 @@ from hushgrad.clipping.layout import LOST, MIXED, NOBODY, Kind, Layout, has, sto
 from hushgrad.clipping.runs import largest
 from hushgrad.clipping.thresholds import TRIPLE_TOLERANCE
 
-__all__ = ["Digits", "Grads", "Owners", "powers"]
-
 Grads = tuple[Tensor | None, ...]
 
 _WORDS = {

@@ -8,8 +8,6 @@ from hushgrad.clipping.layout import Kind
 from hushgrad.clipping.proof.structure import Place, Structure
 from hushgrad.clipping.site import Site
 
-__all__ = ["explained"]
-
 _HEAD = ("module", "rule", "layout", "cost")
 
 

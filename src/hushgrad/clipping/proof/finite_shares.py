@@ -16,8 +16,6 @@ from hushgrad.clipping.proof.graph import Border
 from hushgrad.clipping.proof.saved_tensors import Packing
 from hushgrad.errors import CaptureError
 
-__all__ = ["Shares", "finite_shares", "nonfinite_rows", "shares_one_by_one"]
-
 _FAINT = 2.0**-120  # a share that is finite after this factor had only overflowed: no NaN is involved
 
 Shares = Sequence[Tensor | None]  # (B, ...) each; None: not reached

@@ -21,19 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hushgrad.clipping.proof.state import attributes_of, attributes_restored
 from hushgrad.clipping.thresholds import HUGE_WEIGHT, LARGE_WEIGHT, MOST_CONSTANTS
 
-__all__ = [
-    "ALMOST_ONE",
-    "Draws",
-    "FixedRandomness",
-    "as_it_was",
-    "buffers_of",
-    "draw_from",
-    "fixing_randomness",
-    "host_draws",
-    "put_back",
-    "randomness_fixed",
-]
-
 Draws = tuple[Any, Any]  # states of Python's and numpy's global generators
 aten = torch.ops.aten
 _ONES = (aten.bernoulli_, aten.exponential_, aten.uniform_, aten.rand, aten.rand_like, aten.bernoulli)

@@ -17,8 +17,6 @@ from hushgrad.clipping.layout import ROWS, Layout, layouts_of
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.tags import Exit, tagged
 
-__all__ = ["Border", "Frontier", "Graph", "Source", "Trail", "find", "is_mixed", "operation"]
-
 Trail = tuple[tuple[str, int], ...]  # the (name, slot) of each node on a path up from a source
 
 

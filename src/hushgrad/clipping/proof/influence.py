@@ -23,8 +23,6 @@ from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.runs import same
 from hushgrad.clipping.thresholds import LATER_PASSES, NEXT_PASSES, SEAL_EXAMPLES, SEAL_UNCHANGED
 
-__all__ = ["influence", "swayed"]
-
 _SEEDED = (
     "its random numbers begin at a seed that follows from the data: draw from torch's own generator, and seed none in forward"
 )

@@ -13,8 +13,6 @@ from hushgrad._precision import widest
 from hushgrad.clipping.proof.inputs import mapped, tensors_in
 from hushgrad.clipping.thresholds import OUTLIER
 
-__all__ = ["copied", "finite", "floats", "jittered", "shuffled", "tamed"]
-
 
 def floats(output: Any) -> list[Tensor]:
     """The floating-point tensors in a model's output."""

@@ -17,8 +17,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.thresholds import MOST_READINGS
 
-__all__ = ["Change", "Reading", "data_of", "examples_of", "inside", "leaves", "mapped", "readings", "tensors_in"]
-
 Packed = tuple[Any, Any]  # (args, kwargs)
 Change = Callable[[Tensor, Tensor], Tensor]  # (one example's rows, all rows) -> new rows
 

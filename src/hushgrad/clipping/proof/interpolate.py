@@ -11,8 +11,6 @@ from hushgrad.clipping.proof.call_trace import joined
 from hushgrad.clipping.proof.structure import Number, Pattern, Structure, sizes_of
 from hushgrad.clipping.thresholds import PROVED_LENGTHS
 
-__all__ = ["interpolated"]
-
 
 def interpolated(proved: Sequence[Structure], tensors: list[Any], examples: int) -> Structure | None:
     """The structure for these inputs, if all internal sizes are one affine function of the input sizes in all proofs; else None.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hushgrad.clipping.proof.seal import Broken
 
-__all__ = ["INTERRUPTED", "differentiated", "disproportionate", "exchanged", "of_other_size", "refusal"]
-
 
 def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[str], *, packed: bool) -> str:
     """The message if no single module is to blame.

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
     from hushgrad.clipping.tape import Tape
 
-__all__ = ["ProofPasses"]
-
-
 _LARGE = 4_000_000  # parameters: 16 MB; for smaller models returning memory costs more than it saves
 
 

@@ -33,8 +33,6 @@ from hushgrad.clipping.site import Site
 from hushgrad.clipping.thresholds import MUCH_LARGER, crowd
 from hushgrad.errors import CaptureError
 
-__all__ = ["prove"]
-
 _FLAT = (Kind.MAJOR, Kind.MINOR)
 
 

@@ -33,8 +33,6 @@ from hushgrad.clipping.site import Call
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
 
-__all__ = ["Reader"]
-
 
 class Reader(NamedTuple):
     """Reads passes of one capture; inside ``deaf`` gradients that come back are not part of a step."""

@@ -16,8 +16,6 @@ from hushgrad.clipping.proof.proof_passes import ProofPasses
 from hushgrad.clipping.proof.seal import Broken
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
-__all__ = ["Failure", "Refusals"]
-
 
 class Failure(NamedTuple):
     """Why a proof failed: what broke the seal (None: no reading of the inputs explains the outputs), or an exception."""

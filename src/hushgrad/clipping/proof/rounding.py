@@ -17,8 +17,6 @@ from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.runs import largest, same
 
-__all__ = ["same_as_made"]
-
 
 def same_as_made(made: Tensor, again: Tensor, *, scale: float | None = None) -> bool:
     """Whether ``again`` equals a pass's output up to the rounding of its terms.

@@ -22,8 +22,6 @@ from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Border, Graph, operation
 from hushgrad.clipping.proof.row_moves import Move, moves_of, sent
 
-__all__ = ["routed"]
-
 # Element by element: shapes of as many dimensions are laid side by side.
 _POINTWISE = frozenset(
     "Add Sub Mul Div Neg Silu Gelu Relu Sigmoid Tanh Softplus Elu Pow Exp MaskedFill Where ToCopy Clone Alias".split()

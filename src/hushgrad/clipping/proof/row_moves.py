@@ -20,8 +20,6 @@ from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.tags import Exit, tagged
 
-__all__ = ["Move", "is_fixed", "moves_of", "owners_at", "sent"]
-
 _NAMES = frozenset(
     "Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy IndexFill IndexReduce Gather Scatter ScatterAdd ScatterReduce Sort Topk "
     "Kthvalue MaskedSelect MaskedScatter Take Put TakeAlongDim UnsafeIndex UnsafeIndexPut UniqueDim Unique2".split()

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-__all__ = ["Packing", "as_they_are"]
-
 _LARGE = 1e15  # products of two such numbers are finite in single precision
 
 

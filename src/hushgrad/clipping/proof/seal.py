@@ -25,8 +25,6 @@ from hushgrad.clipping.proof.tags import Exit, cotangents
 from hushgrad.clipping.thresholds import HUGE_LOSS, OWN_HUGE_LOSS, SEAL_EXAMPLES, seal_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["Broken", "broken"]
-
 
 class _Pick(NamedTuple):
     example: int

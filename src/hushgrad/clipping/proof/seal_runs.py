@@ -17,8 +17,6 @@ from hushgrad.clipping.proof.survey import Run, Stage
 from hushgrad.clipping.runs import largest
 from hushgrad.errors import HushgradError
 
-__all__ = ["Sealing", "kept", "kept_elsewhere", "outputs_of", "part_of", "tried"]
-
 _AT_ONCE = 1 << 17  # numbers of outputs that are compared at once
 
 

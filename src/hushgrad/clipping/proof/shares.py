@@ -31,8 +31,6 @@ from hushgrad.clipping.pullback import pullback
 from hushgrad.clipping.rules.experts import Routed
 from hushgrad.errors import CaptureError
 
-__all__ = ["Reading", "Sink", "has_formula", "watch"]
-
 Grads = tuple[Tensor | None, ...]
 
 # Elementwise nodes: each element of the result depends on that element of the cotangent alone.

@@ -21,8 +21,6 @@ from hushgrad.clipping.proof.call_trace import PLAIN, Key, Wired, forward_of, va
 from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 from hushgrad.clipping.thresholds import SCHEDULE_VALUES
 
-__all__ = ["TORCHS", "Attributes", "Time", "Wiring", "attributes_of", "attributes_restored"]
-
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 TORCHS = frozenset(vars(nn.Module())) - {"training"}  # hooks, parameters and children: not the forward's to write
 _HELD = (list, dict, set, deque)

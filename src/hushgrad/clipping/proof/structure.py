@@ -22,8 +22,6 @@ from hushgrad.clipping.thresholds import PROVED_LENGTHS
 if TYPE_CHECKING:
     from hushgrad.clipping.site import Call, Site
 
-__all__ = ["DROPPED", "NATIVE", "WHOLE", "Known", "Pattern", "Place", "Structure", "is_packed", "numbered", "pattern", "sizes_of"]
-
 _site, _shape, _TENSORS = attrgetter("site"), attrgetter("shape"), {Tensor}
 
 Number = tuple["Site", int]  # a site, and how often it was called before in this pass

@@ -21,21 +21,6 @@ from hushgrad.clipping.proof.variable_lengths import Opening
 from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
 
-__all__ = [
-    "Run",
-    "Stage",
-    "Survey",
-    "agrees",
-    "exits_in",
-    "exits_of",
-    "graph_of",
-    "one_owner_each",
-    "rows_of",
-    "run_some",
-    "still_there",
-    "surveyed",
-]
-
 
 class Run(NamedTuple):
     """One pass over some examples: its outputs, the calls of the sites, and the graph edges of each call's outputs.

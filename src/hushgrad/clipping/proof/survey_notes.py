@@ -24,8 +24,6 @@ from hushgrad.clipping.site import Site
 from hushgrad.clipping.thresholds import MOST_SHOWN
 from hushgrad.errors import CaptureError
 
-__all__ = ["CallNotes", "SurveyNotes", "not_again", "notes_of", "sources_of", "who_show"]
-
 
 class CallNotes(NamedTuple):
     """For one call: its outputs' shapes, and which of them lead to an output of the model."""

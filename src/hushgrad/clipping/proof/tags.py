@@ -28,8 +28,6 @@ from hushgrad.clipping.proof.digits import Digits, Grads, Owners, powers
 from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
 from hushgrad.clipping.thresholds import HUGE_LOSS_EXPONENT
 
-__all__ = ["Exit", "cotangents", "tagged"]
-
 _PART, _PARTS = 1 << 20, 4  # cotangent elements held at once (4 MB in single precision), or a quarter of all
 _ORDINARY = 2.0**32  # a gradient times 2^63 is far from the largest number
 _DRAWN = 1 << 16  # random numbers drawn at once: a whole output's, in double precision, would dominate the memory

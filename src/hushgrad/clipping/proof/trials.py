@@ -26,8 +26,6 @@ from hushgrad.clipping.proof.variable_lengths import Opening, lengthened, openin
 from hushgrad.clipping.thresholds import SEAL_EXAMPLES
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
-__all__ = ["Trials"]
-
 
 class Trials(Refusals):
     """Proves passes of a model, by :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from hushgrad.clipping.proof.call_trace import kinds_of
 
-__all__ = ["UntrainedTensors"]
-
 _MOST = 1 << 22  # larger tensors are not inspected after a write
 _FEW = 64  # so few numbers are compared directly: arrays, and writes through ``.data``, have no version
 _GATE = 4096  # a larger frozen parameter is not a gate

@@ -19,9 +19,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.layout import gathered, padded
 
-__all__ = ["OPENED", "Opening", "Way", "beyond", "lengthened", "opened", "openings", "owners_of", "tells_lengths"]
-
-
 Form = Literal["packed", "in turn", "padded"]
 
 

@@ -22,8 +22,6 @@ from hushgrad.clipping.rules.input_checks import is_strided
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
-__all__ = ["Attention"]
-
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 _IN = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
 

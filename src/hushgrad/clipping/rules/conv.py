@@ -38,8 +38,6 @@ from hushgrad.clipping.rules.input_checks import require_batch
 from hushgrad.clipping.rules.kernels import CACHE, Geometry, at_once, native_kernel, patches_of, per_example_kernel
 from hushgrad.clipping.sums import Sum, weighted_rows
 
-__all__ = ["Conv"]
-
 _KEEP_AT_MOST = 1 << 26  # floats of per-example gradients that one layer may keep (256 MB in single precision)
 _READ_COST = 24  # making and reading one stored float of G costs about as much as this many multiply-adds of a Gram matrix
 _ROWS_AT_ONCE = 4096  # positions of a product in double precision

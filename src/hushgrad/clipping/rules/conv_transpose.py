@@ -19,8 +19,6 @@ from hushgrad.clipping.rules.input_checks import require_batch
 from hushgrad.clipping.rules.kernels import Geometry, per_example_kernel
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["ConvTranspose"]
-
 _KEEP_AT_MOST = 1 << 26  # floats of per-example gradients that one layer may keep (256 MB in single precision)
 
 

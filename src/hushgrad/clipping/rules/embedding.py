@@ -21,8 +21,6 @@ from hushgrad.clipping.base import Example, Factors, Record, Rule, rule
 from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Embedding", "Rows", "measured", "rows_sq_norm", "table_sq_norm"]
-
 
 class Rows(NamedTuple):
     """Scattered rows of a table's gradient: ``values[k]`` is added to row ``ids[k]`` for example ``example[k]``."""

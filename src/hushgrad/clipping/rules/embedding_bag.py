@@ -16,8 +16,6 @@ from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.embedding import Rows, measured
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["EmbeddingBag"]
-
 
 @rule(nn.EmbeddingBag)
 class EmbeddingBag(Rule):

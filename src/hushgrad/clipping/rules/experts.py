@@ -20,8 +20,6 @@ from hushgrad.clipping.record import product
 from hushgrad.clipping.rules.gram import gram_sum
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Experts", "Routed", "group_norms"]
-
 _AT_ONCE = 1 << 18  # floats of rows that are laid side by side at a time: they stay in the cache
 _PROBES = 8
 _lot = torch.Generator()  # of the machine's own numbers: a probe decides nothing but whether all is looked at

@@ -11,8 +11,6 @@ from torch import Tensor
 from hushgrad._precision import widest_dtype
 from hushgrad.clipping.mass import Mass, gram, outer_mass
 
-__all__ = ["gram_sq_norm", "gram_sum"]
-
 _AT_ONCE = 1 << 21  # doubles of one Gram matrix of each kind at a time (16 MB)
 
 

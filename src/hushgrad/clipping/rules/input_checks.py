@@ -9,8 +9,6 @@ from torch import Tensor
 from hushgrad.clipping.base import Record
 from hushgrad.errors import CaptureError
 
-__all__ = ["is_strided", "require_batch"]
-
 
 def require_batch(record: Record, dims: int) -> None:
     """Refuse an input of fewer than ``dims`` dimensions, of which the first holds the examples."""

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.input_checks import require_batch
 
-__all__ = ["InstanceNorm"]
-
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 class InstanceNorm(Rule):

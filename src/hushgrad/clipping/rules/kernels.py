@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CACHE", "Geometry", "at_once", "native_kernel", "patches_of", "per_example_kernel"]
-
 CACHE = 1 << 18  # floats of unfolded patches at a time (1 MB in single precision: they stay in the cache)
 _SHORT = 32  # floats of a run of memory that are too few to be copied fast
 _FEW_CHANNELS = 16  # below, a product per offset is too thin to be fast

@@ -28,8 +28,6 @@ from hushgrad.clipping.rules.input_checks import is_strided, require_batch
 from hushgrad.clipping.sums import Pieces, Sum
 from hushgrad.native import _abi
 
-__all__ = ["Linear"]
-
 # Keeping one float of G costs about as much as this many multiply-adds of a Gram matrix where all of G stays in the cache; beyond that
 # (8 MB in single precision), where it is written to new pages and read twice, so many. Measured for 26 shapes of (B, T, d, p) on a core
 # that nothing else ran on: on a busy one faults of pages count far more.

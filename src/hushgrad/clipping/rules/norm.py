@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.input_checks import require_batch
 
-__all__ = ["GroupNorm", "LayerNorm"]
-
 
 @rule(nn.LayerNorm)
 class LayerNorm(Rule):

@@ -19,8 +19,6 @@ from hushgrad.clipping.mass import Mass, sq_norm
 from hushgrad.clipping.rules.gram import gram_sq_norm
 from hushgrad.clipping.sums import Sum
 
-__all__ = ["Block", "OuterProducts", "Terms"]
-
 # Reading one stored float of G costs about as much as this many multiply-adds.
 _READ_COST = 12
 # Kept per-example gradients of one parameter may take this many floats at the most (256 MB in single precision).

@@ -20,8 +20,6 @@ from hushgrad.clipping.pullback import pullback
 from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError
 
-__all__ = ["Bare", "Nothing", "Shared", "SharedRule", "Whole", "finite"]
-
 _LARGE = 1e15  # products of two such numbers are finite in single precision
 
 

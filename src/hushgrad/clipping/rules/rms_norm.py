@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.input_checks import require_batch
 
-__all__ = ["RMSNorm"]
-
 
 @rule(nn.RMSNorm)
 class RMSNorm(Rule):

@@ -29,8 +29,6 @@ from hushgrad.clipping.rules.input_checks import is_strided
 from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.errors import CaptureError
 
-__all__ = ["Recurrent", "step_of"]
-
 
 @rule(nn.RNN, nn.LSTM, nn.GRU)
 class Recurrent(OuterProducts):

@@ -20,8 +20,6 @@ from hushgrad.clipping.rules.outer import Block, OuterProducts, Terms
 from hushgrad.clipping.rules.rnn import step_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["RecurrentCell"]
-
 
 @rule(nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 class RecurrentCell(OuterProducts):

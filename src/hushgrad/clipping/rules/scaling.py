@@ -17,8 +17,6 @@ from torch.func import functional_call
 
 from hushgrad.clipping.base import Record, Rule
 
-__all__ = ["Scaling", "scaling_for"]
-
 _SAME = 1e-5  # relative: such norms compute in single precision, whatever they are given; anything else is far off
 _tried: dict[type[nn.Module], Rule | None] = {}
 

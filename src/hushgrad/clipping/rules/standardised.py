@@ -19,8 +19,6 @@ from hushgrad.clipping.base import Example, Record, Rule, rule
 from hushgrad.clipping.rules.conv import Conv
 from hushgrad.clipping.rules.input_checks import require_batch
 
-__all__ = ["StandardisedConv", "WSConv2d"]
-
 _EPS = 1e-4  # of De et al. 2022; far below the sum of squares of a filter as torch begins with
 
 

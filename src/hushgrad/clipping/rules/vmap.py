@@ -23,8 +23,6 @@ from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.outputs import tensors_of
 from hushgrad.errors import CaptureError
 
-__all__ = ["Vmap", "VmapTree"]
-
 _SAME = 1e-3  # relative: far above rounding, far below what a mask's row in the place of the mask does
 
 Gradients = dict[str, Tensor]

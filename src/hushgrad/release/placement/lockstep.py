@@ -15,8 +15,6 @@ from hushgrad.errors import ArgumentError, NotIsolated
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 
-__all__ = ["SOMETIMES", "CheckedTogether", "isolated_pass", "split_evenly"]
-
 
 def split_evenly(batch: Batch, size: int, world: World) -> Iterator[Batch]:
     """Micro-batches of at most ``size`` examples, equally many in every process: one with fewer examples gets empty ones at the end."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hushgrad.clipping.reduce import Part
     from hushgrad.train.plan import Plan
 
-__all__ = ["Shard", "Sharded", "is_sharded"]
-
 _REMEDY = "Use fully_shard(module) with its defaults, on one mesh of all processes, and on the root module as well."
 
 

@@ -32,8 +32,6 @@ from hushgrad.release.placement.world import World, answered
 if TYPE_CHECKING:
     from hushgrad.release.placement.sharded import Shard
 
-__all__ = ["ShardedSite", "ShardedSums"]
-
 BUCKET = 1 << 20  # numbers: 4 MiB of float32; a layer that is larger makes a bucket of its own
 
 

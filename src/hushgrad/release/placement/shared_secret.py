@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["shared_secret"]
-
 _NONCE = bytes(12)  # every key encrypts one message
 
 

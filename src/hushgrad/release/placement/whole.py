@@ -24,8 +24,6 @@ from hushgrad.sampling.batch import Batch
 if TYPE_CHECKING:
     from hushgrad.train.plan import Plan
 
-__all__ = ["OnDevice", "Replicated", "Whole", "draws_there", "with_cipher"]
-
 
 class Whole(Placement, ParameterPlacement):
     """Where the parameters of a run, their sums, their noise and their state live. This one: whole, in one process."""

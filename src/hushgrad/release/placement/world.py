@@ -29,8 +29,6 @@ from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.release.keys import RunKey
 from hushgrad.release.placement.shared_secret import shared_secret
 
-__all__ = ["ProcessLost", "Told", "World", "answered", "part_of"]
-
 
 class ProcessLost(HushgradError, RuntimeError):
     """Another process of the run has ended or does not answer. Start all of them again: the run resumes from its checkpoint."""

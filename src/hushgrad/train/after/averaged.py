@@ -13,8 +13,6 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError
 from hushgrad.train.after.averaging import Average
 
-__all__ = ["Averaged"]
-
 
 class Averaged:
     """The live average of a model's trainable parameters, fed after every step."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hushgrad import _check, _papers
 from hushgrad._value import Value
 
-__all__ = ["EMA", "Average", "Polyak", "Tail"]
-
 
 class Average(Value, family="average"):
     """A frozen, public rule for averaging the parameters of successive steps."""

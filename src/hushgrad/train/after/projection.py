@@ -14,8 +14,6 @@ from hushgrad._value import Value
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Ball", "Box", "Projection"]
-
 
 class Projection(Value, family="projection"):
     """A frozen, public convex set and the Euclidean projection onto it, over all trainable parameters together."""
