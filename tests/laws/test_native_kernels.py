@@ -19,9 +19,10 @@ from hushgrad.clipping import Automatic, Flat, _fused, _fused_products, mass, re
 from hushgrad.clipping.rules import conv, embedding, experts, linear
 from hushgrad.denoise import _c_kernels as denoise_fused
 from hushgrad.denoise import _laplacian_solver, second_moment
-from hushgrad.noise import _chacha, _kernel
+from hushgrad.noise import _chacha, _kernel, table_rows
 from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise._box_muller import GROUP
+from hushgrad.noise.source import Source
 
 pytestmark = [
     pytest.mark.skipif(native.EXACT is None or native.CONTRACTED is None, reason="the C libraries are not built here"),
@@ -133,6 +134,21 @@ def draw_many(b: Bench) -> Any:
         kernel.draw_all(b.stream, b.at[0], pieces, 0.3, False)
 
     return b.noise(work, *(b.normal(n) for n in shapes))
+
+
+def draw_rows(b: Bench) -> Any:
+    rows, width, places = b.size(1, 200), b.size(1, 700), b.size(60, 90)
+    numbers = np.concatenate([b.rng.permutation(10**6)[: rows // 3], np.arange(5, 5 + rows // 2)])[:50]
+    to, by, source = b.rng.permutation(places)[: len(numbers)], b.normal(len(numbers)), Source(seed=3)
+    made = []
+    for kernel in (b.kernel, NUMPY):
+        with b.patch.context() as patch:
+            patch.setattr(_kernel, "KERNEL", kernel)
+            table = torch.from_numpy(np.random.default_rng(7).normal(size=(places, width)).astype(b.real))
+            given = (torch.from_numpy(array) for array in (numbers, by))
+            table_rows.add_rows(source, 3, 1, *given, table, torch.from_numpy(to))
+            made.append([table])
+    return made
 
 
 def draw_seen(b: Bench) -> Any:
@@ -396,6 +412,7 @@ CASES: dict[str, Callable[[Bench], Any]] = {
     "expand_key": draw,
     "draw": draw,
     "draw_many": draw_many,
+    "draw_rows": draw_rows,
     "draw_seen": draw_seen,
     "drawn_buffers": drawn_buffers,
     "drawn_solutions": drawn_solutions,

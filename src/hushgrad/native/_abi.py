@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 1968540573
+ABI = 3823862931
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -141,6 +141,8 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "draw_f64": (None, (ctypes.POINTER(Address), Field, Double, Int, At, Size)),
         "draw_many_f32": (None, (At, Size, Float, Int)),
         "draw_many_f64": (None, (At, Size, Double, Int)),
+        "draw_rows_f32": (None, (ctypes.POINTER(Address), At, At, At, Size, Size, At)),
+        "draw_rows_f64": (None, (ctypes.POINTER(Address), At, At, At, Size, Size, At)),
         "draw_seen_f32": (None, (At, Size, Float)),
         "draw_seen_f64": (None, (At, Size, Double)),
         "drawn_buffers_f32": (None, (ctypes.POINTER(Address), Field, At, Size, At, At, Size, Float, Int, At, Size)),
@@ -192,6 +194,8 @@ REFERENCES: dict[str, tuple[str, bool]] = {  # what a kernel is compared with, a
     "draw_f64": ("hushgrad.noise._kernel.NumpyKernel.draw", True),
     "draw_many_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_all", True),
     "draw_many_f64": ("hushgrad.noise._kernel.NumpyKernel.draw_all", True),
+    "draw_rows_f32": ("hushgrad.noise.table_rows.add_rows", True),
+    "draw_rows_f64": ("hushgrad.noise.table_rows.add_rows", True),
     "draw_seen_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_seen", True),
     "draw_seen_f64": ("hushgrad.noise._kernel.NumpyKernel.draw_seen", True),
     "drawn_buffers_f32": ("hushgrad.noise._kernel.NumpyKernel.draw_buffers", True),

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 1968540573
+#define HUSHGRAD_ABI 3823862931
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -127,6 +127,13 @@ void hushgrad_draw_f64(const address *at, uint64_t start, double scale, int add,
  * start, n, where out is). Reference, bit for bit: hushgrad.noise._kernel.NumpyKernel.draw_all. */
 void hushgrad_draw_many_f32(const uint64_t *table, size_t count, float scale, int add);
 void hushgrad_draw_many_f64(const uint64_t *table, size_t count, double scale, int add);
+
+/* Rows of a table that is `width` wide: table[places[k]] += scales[k] times the numbers rows[k] width, rows[k] width + 1, ...
+ * Reference, bit for bit: hushgrad.noise.table_rows.add_rows. */
+void hushgrad_draw_rows_f32(const address *at, const int64_t *rows, const int64_t *places, const float *scales, size_t count,
+                            size_t width, float *table);
+void hushgrad_draw_rows_f64(const address *at, const int64_t *rows, const int64_t *places, const double *scales, size_t count,
+                            size_t width, double *table);
 
 /* As draw_many with add, and what came out is hashed while it is in the cache: rows of five numbers, first an address and where witness's
  * key is, then for each tensor (index, start, n, where out is, where its hashes go).

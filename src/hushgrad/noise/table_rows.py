@@ -1,4 +1,4 @@
-"""The noise of scattered rows of a large table, drawn in one call."""
+"""The noise of scattered rows of a large table, drawn and added to them in one call."""
 
 from __future__ import annotations
 
@@ -22,44 +22,59 @@ _BLOCKS = GROUP_BYTES // 16  # of the cipher, for one group of numbers
 def rows_of(source: Source, step: int, index: int, rows: Tensor, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """``z(step, index)`` of some rows of a table that is ``width`` wide: (len(rows), width), in main memory.
 
-    Row k is, bit for bit, ``source.z(step, index, like_one_row, offset=rows[k] * width)``. Neighbours in ``rows`` that are
-    neighbours in the table form one run, and each thread draws its runs in one call of the C kernel. Without it numpy
-    draws them, with the same bits.
+    Row k is, bit for bit, ``source.z(step, index, like_one_row, offset=rows[k] * width)``.
 
         >>> source, table = Source(seed=1), torch.empty(10, 4)
         >>> torch.equal(rows_of(source, 3, 0, torch.tensor([7, 2, 3]), 4), source.z(3, 0, table)[[7, 2, 3]])
         True
     """
-    if source.secure:
-        raise ArgumentError("Expected a source with secure=False: secure noise is added to a sum, never drawn by itself.")
     if dtype not in (torch.float32, torch.float64):
         _check.fail("dtype", dtype, "to be torch.float32 or torch.float64")
-    numbers = rows.detach().cpu().to(torch.int64).numpy()
-    out = _aligned_memory.empty((len(numbers), _check.positive_int(width=width)), dtype)
-    if len(numbers):
-        _check.integer(0, row=int(numbers.min()))
-        check_address(step, index, -(-(int(numbers.max()) + 1) * width // GROUP) * _BLOCKS)
-        share = max(1, SHARE // width) * width
-        over_chunks(out.numel(), partial(_draw, source, step, index, numbers, out.numpy()), share)
+    out = _aligned_memory.zeros((len(rows), _check.positive_int(width=width)), dtype)
+    add_rows(source, step, index, rows, torch.ones(len(rows), dtype=dtype), out, torch.arange(len(rows)))
     return out
 
 
-def _draw(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray, low: int, high: int) -> None:
-    """The numbers [low, high) of ``out``, which are whole rows, on one thread."""
-    width = out.shape[1]
-    rows, out = rows[low // width : high // width], out[low // width : high // width]
-    first = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])  # of each run
-    count = np.diff(np.append(first, len(rows)))
-    kernel = _kernel.KERNEL
-    head = kernel.head(source._stream, step) if isinstance(kernel, _kernel.CKernel) else None
-    if not isinstance(kernel, _kernel.CKernel) or head is None:
-        _gather(source, step, index, rows, out)
+def add_rows(
+    source: Source, step: int, index: int, rows: Tensor, scales: Tensor, table: Tensor, places: Tensor | None = None
+) -> None:
+    """``table[places[k]] += scales[k] z``, with z the noise of row ``rows[k]`` of a table as wide as this one.
+
+    Neighbours in ``rows`` that are neighbours in the table are drawn together. Without the C kernel numpy draws them, with the same bits.
+
+    Args:
+        source: of the noise.
+        step: which row of the noise.
+        index: which tensor of the model.
+        rows: numbers of rows of that tensor.
+        scales: what each is multiplied by, in the table's precision.
+        table: a contiguous matrix of float32 or float64 in main memory, added to in place.
+        places: different rows of ``table``; ``rows`` by default.
+    """
+    if source.secure:
+        raise ArgumentError("Expected a source with secure=False: secure noise is added to a sum, never drawn by itself.")
+    numbers = np.ascontiguousarray(rows.detach().cpu().numpy(), np.int64)
+    to = numbers if places is None else np.ascontiguousarray(places.detach().cpu().numpy(), np.int64)
+    out, width = table.detach().numpy(), table.shape[1]
+    if not len(numbers):
         return
-    table = np.empty((1 + len(first), 4), np.uint64)
-    table[0], places = head, table[1:]
-    places[:, 0], places[:, 1], places[:, 2] = index, rows[first] * width, count * width
-    places[:, 3] = out.ctypes.data + first * out.strides[0]
-    kernel.draw_table(table.ctypes.data, len(places), out.itemsize, 1.0, fresh=True)
+    _check.integer(0, row=int(numbers.min()))
+    check_address(step, index, -(-(int(numbers.max()) + 1) * width // GROUP) * _BLOCKS)
+    if int(to.min()) < 0 or int(to.max()) >= len(out):
+        _check.fail("places", (int(to.min()), int(to.max())), f"to be rows of a table of {len(out)}")
+    given = _kernel.TableRows(numbers, to, np.ascontiguousarray(scales.detach().numpy(), out.dtype))
+    over_chunks(len(numbers) * width, partial(_add, source, step, index, given, out), max(1, SHARE // width) * width)
+
+
+def _add(source: Source, step: int, index: int, given: _kernel.TableRows, out: np.ndarray, low: int, high: int) -> None:
+    """The numbers [low, high) of all these rows, which are whole rows, on one thread."""
+    width, kernel = out.shape[1], _kernel.KERNEL
+    some = given.part(low // width, high // width)
+    if isinstance(kernel, _kernel.CKernel) and kernel.draw_rows(source._stream, step, index, some, out):
+        return
+    z = np.empty((len(some.rows), width), out.dtype)
+    _gather(source, step, index, some.rows, z)
+    out[some.places] += z * some.scales[:, None]
 
 
 def _gather(source: Source, step: int, index: int, rows: np.ndarray, out: np.ndarray) -> None:

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -43,10 +44,11 @@ from torch.optim import SGD, Optimizer
 from hushgrad import _check
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import unwatched
+from hushgrad.clipping.sums import Sum
 from hushgrad.errors import CaptureError, HushgradError
 from hushgrad.noise.independent import Independent
 from hushgrad.noise.source import Source
-from hushgrad.noise.table_rows import rows_of
+from hushgrad.noise.table_rows import add_rows, rows_of
 from hushgrad.release.placement.world import World
 
 if TYPE_CHECKING:
@@ -134,7 +136,9 @@ class LazyTable:
         rate = float(self.group["lr"])
         self.step = step
         self.owed.add_((rate * std) ** 2)  # first: an interruption must not lose noise
-        self.param.data.add_(raw_sum, alpha=self._direction * rate)
+        ids, values = raw_sum._indices()[0], raw_sum._values()
+        moved = Sum(self.param, self.param.dtype, self.param.data)
+        moved.add_rows(ids, values, values.new_full((len(ids),), self._direction * rate))
 
     @torch.no_grad()
     def settle(self, ids: Tensor | None = None) -> None:
@@ -143,7 +147,7 @@ class LazyTable:
             rows = self.owed.nonzero().squeeze(1)
         else:
             ids = ids.detach().reshape(-1).to(device="cpu", dtype=torch.int64)
-            rows = ids[self.owed[ids] > 0].unique()  # type: ignore[no-untyped-call]
+            rows = torch.from_numpy(np.unique(ids[self.owed[ids] > 0].numpy()))
             self.tables.note(self.index, rows)
         if len(rows):
             with self.tables.whole():
@@ -156,10 +160,14 @@ class LazyTable:
 
     def _pay(self, rows: Tensor) -> None:
         weight = self.param.data  # without a new version: rows that a pending backward has read do not change
+        here = weight if weight.is_cpu and weight.is_contiguous() else None
         for some in rows.split(max(1, _AT_ONCE // weight.shape[1])):
-            z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
-            z.mul_(self.owed[some].sqrt_().to(z.dtype).unsqueeze(1))
-            weight.index_add_(0, some.to(weight.device), z.to(weight.device), alpha=self._direction)
+            by = self.owed[some].sqrt_().mul_(self._direction).to(weight.dtype)
+            if here is not None:
+                add_rows(self.source(), self.step, self.index, some, by, here)
+            else:
+                z = rows_of(self.source(), self.step, self.index, some, weight.shape[1], dtype=weight.dtype)
+                weight.index_add_(0, some.to(weight.device), z.mul_(by.unsqueeze(1)).to(weight.device))
             self.owed[some] = 0.0  # last, for the same reason
 
 

@@ -219,6 +219,34 @@ static size_t some_words(const address *at, uint64_t start, size_t n, size_t mos
 DRAW(f32, float)
 DRAW(f64, double)
 
+/* Rows of a table that are neighbours are drawn together, as many numbers at a time as the first-level cache holds. Meanwhile the rows
+ * that they are soon added to are fetched: the processor does not see scattered ones coming. */
+#define ROWS_AHEAD 4
+#define DRAW_ROWS(suffix, real)                                                                                           \
+    void hushgrad_draw_rows_##suffix(const address *at, const int64_t *rows, const int64_t *places, const real *scales,   \
+                                     size_t count, size_t width, real *table) {                                          \
+        real z[FEW * GROUP];                                                                                              \
+        for (size_t k = 0, run; k < count; k += run) {                                                                    \
+            for (run = 1; k + run < count && rows[k + run] == rows[k] + (int64_t)run;) run++;                             \
+            for (size_t done = 0, n, m; done < run * width; done += m) {                                                  \
+                const uint64_t start = (uint64_t)rows[k] * width + done;                                                  \
+                m = FEW * GROUP - start % GROUP < run * width - done ? FEW * GROUP - start % GROUP : run * width - done;  \
+                hushgrad_draw_##suffix(at, start, 1, 0, z, m);                                                            \
+                for (size_t i = 0; i < m; i += n) {                                                                       \
+                    const size_t row = k + (done + i) / width, column = (done + i) % width;                               \
+                    n = width - column < m - i ? width - column : m - i;                                                  \
+                    if (row + ROWS_AHEAD < count)                                                                         \
+                        for (size_t j = 0; j < n; j += 64 / sizeof(real))                                                 \
+                            __builtin_prefetch(table + (size_t)places[row + ROWS_AHEAD] * width + column + j, 1);         \
+                    hushgrad_add_##suffix(z + i, scales[row], table + (size_t)places[row] * width + column, n);           \
+                }                                                                                                         \
+            }                                                                                                             \
+        }                                                                                                                 \
+    }
+
+DRAW_ROWS(f32, float)
+DRAW_ROWS(f64, double)
+
 void hushgrad_draw_f32(const address *at, uint64_t start, float scale, int add, float *out, size_t n) {
     for (size_t count; n; start += count, out += count, n -= count) {
         const row to = {.out = out, .scale = scale};

@@ -15,11 +15,11 @@ from hushgrad.noise import _box_muller
 from hushgrad.noise._aes_ctr import KeyStream
 from hushgrad.noise._kernel.base import Kernel, NumpyKernel
 from hushgrad.noise._kernel.c_kernel import CKernel
-from hushgrad.noise._kernel.operands import ARITHMETIC, DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, Rounding, SolvedRows
+from hushgrad.noise._kernel.operands import ARITHMETIC, DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, Rounding, SolvedRows, TableRows
 
 __all__ = [
     "ARITHMETIC", "DOUBLE", "KERNEL", "LIMIT", "SINGLE",
-    "BufferedRow", "CKernel", "Kernel", "NumpyKernel", "Piece", "Rounding", "SolvedRows",
+    "BufferedRow", "CKernel", "Kernel", "NumpyKernel", "Piece", "Rounding", "SolvedRows", "TableRows",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from hushgrad.native import _abi
 from hushgrad.noise import _box_muller
 from hushgrad.noise._aes_ctr import BLOCKS, INDICES, STEPS, KeyStream, check_address
 from hushgrad.noise._kernel.base import BLOCKS_OF_GROUP, Kernel
-from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, Words
+from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, TableRows, Words
 
 _target = attrgetter("target")
 _BLOCK, _HASH = 8 * _abi.WITNESS_WORDS, 16  # bytes under one hash, and bytes of a hash
@@ -25,7 +25,7 @@ _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # largest tensor that 
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
 _ALWAYS = ("gaussians", "write", "add", "buffers", "solve", "combine")
 # with the processor's own AES
-_DRAWING = ("draw", "draw_many", "draw_seen", "drawn_buffers", "drawn_solutions", "drawn_combinations")
+_DRAWING = ("draw", "draw_many", "draw_rows", "draw_seen", "drawn_buffers", "drawn_solutions", "drawn_combinations")
 
 
 def _at(array: np.ndarray) -> int:
@@ -127,12 +127,13 @@ class CKernel(Kernel):
         doubts = self._library.rounded(address, start, facts, bounds, _at(out), out.size, _at(places))
         return [int(place) for place in places[:doubts]]
 
-    def draw_table(self, table: int, count: int, itemsize: int, scale: float, fresh: bool) -> None:
-        """``draw`` for many places at once, from a table of rows of four integers at the address ``table``.
-
-        The first is :meth:`head`, each of the ``count`` others (tensor, first number, how many, address that they go to).
-        """
-        self._draw_many[itemsize](table, count, scale, not fresh)
+    def draw_rows(self, stream: Words, step: int, index: int, given: TableRows, out: np.ndarray) -> bool:
+        """Add the noise of these rows to those of ``out``, a contiguous matrix that has them; whether C could draw it."""
+        address = self._address(stream, step, index)
+        if address is not None:
+            at = (*map(_at, given), len(given.rows), out.shape[1], _at(out))
+            self._functions["draw_rows", out.dtype](address, *at)
+        return address is not None
 
     def draw_buffers(self, stream: Words, at: tuple[int, int, int], row: BufferedRow, out: np.ndarray, fresh: bool) -> None:
         """Draws and applies the recursion in one pass, without writing the Gaussians to memory."""

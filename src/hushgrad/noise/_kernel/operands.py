@@ -43,6 +43,18 @@ class SolvedRows(NamedTuple):
         return self._replace(history=[h[low:high] for h in self.history], kept=[x[low:high] for x in self.kept])
 
 
+class TableRows(NamedTuple):
+    """Rows of a table's noise, the rows that they are added to, and what they are multiplied by: contiguous arrays."""
+
+    rows: np.ndarray
+    places: np.ndarray
+    scales: np.ndarray
+
+    def part(self, low: int, high: int) -> TableRows:
+        """Those from ``low`` to ``high``."""
+        return TableRows(self.rows[low:high], self.places[low:high], self.scales[low:high])
+
+
 class Rounding(NamedTuple):
     """A bound on the error of a computed z: ``relative`` (|x| + |y|) + ``absolute`` for its pair (x, y), if |x| + |y| <= ``far``.
 
