@@ -55,7 +55,7 @@ class Batch:
         self.faint: dict[Call, tuple[tuple[Any, ...], dict[str, Any], list[int]]] = {}  # see read_by_rows
         self.watched: list[Callable[[], None]] = []  # release what the frontier hooks hold
         self.largest = 0.0  # norm of what was read at a frontier, at most
-        self.routed: frozenset[str] = frozenset()  # parameters of experts, which may get no rows and no gradient
+        self.routed: frozenset[str] = frozenset()  # parameters that may get no gradient, or got 0: those of experts without rows
         self.structure: Structure | None = None  # of its last pass
         self.tasks: set[int] = set()  # the backward passes that reached it
         self.summed: set[bool] = set()  # whether its gradients were those of a sum, whatever the run's reduction

@@ -34,6 +34,7 @@ def arrive(call: Call, place: Place | None, grads: tuple[Tensor | None, ...]) ->
     elif place.layout.kind is Kind.DEAD:
         if any(g is not None and bool(g.any()) for g in grads):
             tape.unproved(call)
+        call.batch.routed |= frozenset(call.site.full.values())
     elif place.layout.kind is Kind.SHARED:  # shares come from the frontier
         for k, g in enumerate(grads):
             require_all(call, k, g)

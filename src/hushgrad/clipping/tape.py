@@ -14,8 +14,9 @@ import torch
 
 from hushgrad.clipping.collecting import Batch, Batches
 from hushgrad.clipping.grad_scaler import SCALED
+from hushgrad.clipping.layout import DEAD
 from hushgrad.clipping.proof.messages import INTERRUPTED, differentiated
-from hushgrad.clipping.proof.structure import NATIVE
+from hushgrad.clipping.proof.structure import NATIVE, Place
 from hushgrad.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ class Tape(Batches):
         structure = call.batch.structure
         if again and structure is not None:
             places = {place for (site, _), place in structure.places.items() if site is call.site}
-            if len(places) == 1 and all(place.layout.regular for place in places):  # as in every call that was proved
-                call.place = places.pop()
+            place = places.pop() if len(places) == 1 else None  # as in every call that was proved
+            if place is not None and (place.layout.regular or place.faint):
+                call.place = place if place.layout.regular else Place(DEAD)  # which a gradient of 0 may reach
             return
         expected, _ = self.expected()
         if again or not self.vouched or expected is None:

@@ -33,6 +33,9 @@ OWN_HUGE_LOSS = 2.0**30
 LATER_PASSES = (100, 100_000)
 # And as it will be in each of the next ones: what it does in every second to tenth pass shows there.
 NEXT_PASSES = range(1, 10)
+# How often a proof climbs from gradients that are sums over the examples, though each number has one owner by chance: each climb passes the
+# next operation on every path, and a path has few between a table and the examples.
+MOST_CLIMBS = 8
 # How many of the constants that a forward compares its tensors with are tried in place of others' data.
 MOST_CONSTANTS = 8
 # Weights are tried up to the first size, and at constants that the forward subtracts or compares with up to the second; training does not

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from hushgrad.clipping._torch import Node, accumulated
+from hushgrad.clipping._torch import Node, accumulated, input_metadata
 from hushgrad.clipping.layout import ROWS, Layout, layouts_of
 from hushgrad.clipping.proof.digits import Owners
 from hushgrad.clipping.proof.tags import Exit, tagged
@@ -92,6 +92,7 @@ class Frontier(NamedTuple):
     ways: frozenset[Trail]
     mixed: frozenset[Trail] = frozenset()  # paths on which several examples meet
     fits: Mapping[Trail, tuple[frozenset[Layout], ...]] = {}  # all layouts that are possible for the cotangents at an end
+    sizes: Mapping[Trail, frozenset[tuple[tuple[int, ...], ...]]] = {}  # of these cotangents, at each node that a path leads to
 
     def again(self, graph: Graph, sources: Sequence[Source]) -> list[Border]:
         """The same frontier in this graph. Raises LookupError if the paths differ."""
@@ -178,13 +179,15 @@ def _without_contradictions(
         silent |= unlike - mixed
     ends: dict[Trail, tuple[Layout | None, ...]] = {}
     fits: dict[Trail, tuple[frozenset[Layout], ...]] = {}
+    sizes: dict[Trail, frozenset[tuple[tuple[int, ...], ...]]] = {}
     for border, way in found:
         before = ends.setdefault(way, border.layouts)
         if before != border.layouts:
             ends[way] = tuple(None if a is None else ROWS for a in before)
         mine = tuple(_regular(o, examples) for o in known[border.node])
         fits[way] = tuple(a & b for a, b in zip(fits.get(way, mine), mine, strict=False))
-    return Frontier(ends, frozenset(ways), frozenset(mixed), fits)
+        sizes[way] = sizes.get(way, frozenset()) | {tuple(tuple(m.shape) for m in input_metadata(border.node))}
+    return Frontier(ends, frozenset(ways), frozenset(mixed), fits, sizes)
 
 
 def is_mixed(owners: Sequence[Owners]) -> bool:

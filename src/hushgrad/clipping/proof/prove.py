@@ -30,7 +30,7 @@ from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, St
 from hushgrad.clipping.proof.survey import Run, Stage, rows_of, run_some, surveyed
 from hushgrad.clipping.proof.survey_notes import CallNotes, SurveyNotes, not_again, notes_of, who_show
 from hushgrad.clipping.site import Site
-from hushgrad.clipping.thresholds import MUCH_LARGER, crowd
+from hushgrad.clipping.thresholds import MOST_CLIMBS, MUCH_LARGER, crowd
 from hushgrad.errors import CaptureError
 
 _FLAT = (Kind.MAJOR, Kind.MINOR)
@@ -242,7 +242,7 @@ def _frontier(
         made = _above(asks, frozenset())
     except LookupError as error:
         raise CaptureError(_unreadable(stage, shared, bare, str(error))) from None
-    return _higher(asks, made), bare
+    return _above_sums(asks, made), bare
 
 
 _Asks = Sequence[Callable[[frozenset[Trail]], Frontier]]  # for each survey: the frontier above these paths
@@ -262,7 +262,8 @@ def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
         )
         for trail, layouts in made[0].ends.items()
     }
-    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()), made[0].mixed | made[1].mixed)
+    same = {way: sizes for way, sizes in made[0].sizes.items() if made[1].sizes.get(way) == sizes}
+    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()), made[0].mixed | made[1].mixed, sizes=same)
 
 
 def _agreed(mine: Iterable[frozenset[Layout]], its: Iterable[frozenset[Layout]]) -> Layout:
@@ -271,20 +272,22 @@ def _agreed(mine: Iterable[frozenset[Layout]], its: Iterable[frozenset[Layout]])
     return both[0] if len(both) == 1 else ROWS
 
 
-def _higher(asks: _Asks, made: Frontier) -> Frontier:
-    """A frontier above this one whose layouts are regular, if there is one.
+def _above_sums(asks: _Asks, made: Frontier) -> Frontier:
+    """A frontier above this one at which no gradient has the same sizes for few examples as for the batch, if there is one.
 
-    Below a maximum over positions it may happen that no two examples meet: then a sum over the examples looks like rows of single ones, and
-    the NaN loss of one example would reach the others.
+    Such a gradient is a sum over the examples, even if each number in it has one owner: below a maximum over positions it may happen that
+    no two examples meet. Read as rows of single examples, the NaN loss of one would reach the others.
     """
-    chance = frozenset(way for way, layouts in made.ends.items() if ROWS in layouts and not has_formula(*way[-1], layouts))
-    if not chance:
-        return made
-    try:
-        above = _above(asks, chance)
-    except LookupError:
-        return made
-    return made if any(ROWS in layouts for layouts in above.ends.values()) else above
+    above, below = made, frozenset[Trail]()
+    for _ in range(MOST_CLIMBS):
+        if not above.sizes:
+            return above
+        below |= above.sizes.keys()
+        try:
+            above = _above(asks, below)
+        except LookupError:
+            break
+    return made
 
 
 def _unreadable(stage: Stage, shared: set[Number], names: frozenset[str], node: str) -> str:
