@@ -1,5 +1,6 @@
 """Gradients that are 0 while a model is proved: what comes back later, and records that are no numbers, stay each one's own."""
 
+import copy
 import math
 import random
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from hushgrad.clipping import Capture, Flat
 
@@ -103,4 +105,33 @@ def test_examples_that_meet_further_up_than_in_the_proof_keep_their_gradients(se
         made = sums(capture, model, x)
         with capture.pause():
             torch.testing.assert_close(made, alone(model, x), rtol=1e-4, atol=1e-4)
+    capture.detach()
+
+
+class Saving(nn.Module):
+    """A reentrant checkpoint of a layer in front of an operation whose gradient is 0."""
+
+    def __init__(self, dead):
+        super().__init__()
+        self.reentrant = True
+        self.dead, self.first, self.inner, self.o = DEAD[dead], nn.Linear(INPUTS, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def inside(self, h):
+        return h + self.dead(self.inner(h))
+
+    def forward(self, x):
+        return self.o(checkpoint(self.inside, self.first(x), use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("dead", DEAD)
+def test_a_checkpointed_layer_without_a_gradient_has_that_of_0_until_one_comes(dead):
+    torch.manual_seed(0)
+    model = Saving(dead)
+    plain = copy.deepcopy(model)
+    plain.reentrant = False  # which torch.autograd.grad can pass
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    for size in (1.0, 1.0, 1e4):  # large numbers open ReLU, where and clamp
+        x = torch.randn(4, INPUTS) * size
+        torch.testing.assert_close(sums(capture, model, x), alone(plain, x), rtol=1e-3, atol=1e-4)
     capture.detach()

@@ -41,15 +41,24 @@ class _Largest(nn.Module):
         return self.head(h if self.gates is None else h * self.gates[: x.shape[1]]).amax(1)
 
 
+class _Soft(_Largest):
+    """The same with a table that is reshaped before it meets the examples."""
+
+    def forward(self, x):
+        shares = self.table(torch.arange(x.shape[1])).softmax(0)
+        return self.head(x * (shares.t().contiguous().t() if self.gates is not None else shares)[None]).amax(1)
+
+
+@pytest.mark.parametrize("kind", [_Largest, _Soft])
 @pytest.mark.parametrize("gated", [False, True])
-def test_what_all_share_is_so_though_each_row_of_it_has_one_owner_by_chance(gated):
+def test_what_all_share_is_so_though_each_row_of_it_has_one_owner_by_chance(kind, gated):
     for seed in range(6):
         torch.manual_seed(seed)
         T = 3 + seed % 3
-        model, x = _Largest(T, 2 + seed % 2, gated=gated).double(), torch.randn(T, T, 2 + seed % 2, dtype=torch.float64)
+        model, x = kind(T, 2 + seed % 2, gated=gated).double(), torch.randn(T, T, 2 + seed % 2, dtype=torch.float64)
         x[torch.arange(T), torch.randperm(T)] += 8  # as many examples as positions, and each has another one
         single = one_by_one(model, (x,), sum_of_sines)
-        capture = Capture(model, loss_reduction="sum")
+        capture = Capture(model, loss_reduction="sum", unused="zero" if kind is _Soft else "raise")
         capture.attach()
         capture.examples(T, dim=0)
         sum_of_sines(model(x)).backward()
