@@ -79,7 +79,7 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
     for reading in readings(inputs, examples):
         if first is None or _elsewhere(first.layouts, reading.layouts):
             some = run_some(stage, reading, inputs, which, examples)
-            layouts = None if some is None else _exits(stage, inputs, whole, some, which, examples)
+            layouts = None if some is None else _exits(stage, reading, inputs, whole, some, which, examples)
             if layouts is not None:
                 small = first is None and examples >= MUCH_LARGER * len(which)
                 first = first or reading
@@ -87,13 +87,16 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
             del some  # frees its graph
 
 
-def _exits(stage: Stage, inputs: Any, whole: Run, some: Run, which: Tensor, examples: int) -> tuple[Layout | None, ...] | None:
+def _exits(
+    stage: Stage, reading: Reading, inputs: Any, whole: Run, some: Run, which: Tensor, examples: int
+) -> tuple[Layout | None, ...] | None:
     """The layouts of the outputs, compared up to the rounding of their terms, which needs a pass without the capture."""
     found = exits_in([y.detach() for y in whole.outputs], some, which, examples)
-    if found is not None:
-        return found
-    with torch.enable_grad(), stage.paused():
-        return exits_in(stage.alone(inputs)[0], some, which, examples)
+    if found is None:
+        with torch.enable_grad(), stage.paused():
+            found = exits_in(stage.alone(inputs)[0], some, which, examples)
+    chance = reading.uneven and any(y is not None and y.kind is not Kind.DIM for y in found or ())  # as many rows each, this time
+    return None if chance else found
 
 
 def _elsewhere(a: Sequence[Any], b: Sequence[Any]) -> bool:

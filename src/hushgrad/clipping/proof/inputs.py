@@ -51,6 +51,11 @@ class Reading(NamedTuple):
         pairs = enumerate(zip(leaves(inputs), self.layouts, strict=True))
         return [k for k, (t, layout) in pairs if layout is None and _options(t, examples)[0] is not None]
 
+    @property
+    def uneven(self) -> bool:
+        """Whether examples may have different numbers of rows in some input."""
+        return any(isinstance(layout, str) for layout in self.layouts)
+
     def layouts_alike(self, other: Reading) -> bool:
         """Whether two readings are equal except for sizes."""
         mine, its = ([v[:2] if isinstance(v, Layout) else v for v in r.layouts] for r in (self, other))

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.layout import DEAD, MIXED, ROWS, SHARED, Kind, Layout, layouts_of
+from hushgrad.clipping.proof.agreed_frontier import frontier_of
 from hushgrad.clipping.proof.batch_outputs import batch_outputs
 from hushgrad.clipping.proof.call_trace import KnownTraces
 from hushgrad.clipping.proof.choose_reading import fit_of
 from hushgrad.clipping.proof.digits import Owners
-from hushgrad.clipping.proof.graph import Frontier, Trail
+from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading, leaves
 from hushgrad.clipping.proof.row_moves import Move, is_fixed
 from hushgrad.clipping.proof.shares import has_formula
@@ -30,8 +31,7 @@ from hushgrad.clipping.proof.structure import NATIVE, Number, Pattern, Place, St
 from hushgrad.clipping.proof.survey import Run, Stage, rows_of, run_some, surveyed
 from hushgrad.clipping.proof.survey_notes import CallNotes, SurveyNotes, not_again, notes_of, who_show
 from hushgrad.clipping.site import Site
-from hushgrad.clipping.thresholds import MOST_CLIMBS, MUCH_LARGER, crowd
-from hushgrad.errors import CaptureError
+from hushgrad.clipping.thresholds import MUCH_LARGER, crowd
 
 _FLAT = (Kind.MAJOR, Kind.MINOR)
 
@@ -98,15 +98,18 @@ def _structure(
 ) -> Structure:
     ways = () if stage.opening is None else stage.opening.ways
     places = {number: _place(number, first, second) for number in first.owners}
-    if ways or any(call.packed for call in first.calls.values()):  # equal numbers of rows may be coincidence
+    uneven = bool(ways) or reading.uneven or any(call.packed for call in first.calls.values())
+    if uneven:  # equal numbers of rows may be coincidence
         places = {n: Place(ROWS) if p.layout.kind in _FLAT and not p.layout.dim else p for n, p in places.items()}
-    frontier, bare = _frontier(stage, places, first, second)
+    frontier, bare = frontier_of(stage, places, first, second)
     sizes = sizes_of(leaves(inputs), reading, first.examples)
     assert sizes is not None
     shapes = {n: _shapes(n[0], places[n], call, second.calls.get(n)) for n, call in first.calls.items()}
     faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
     places |= {n: places[n]._replace(faint=True) for n in faint}
     moves = _moves(first, second)
+    if uneven and any(x is not None and x.kind in _FLAT for found in _layouts_in(frontier, moves) for x in found):
+        moves = None
     # There are no examples below the frontier, unless they met a shared value behind a gradient that was 0 for all.
     fragile = bool(frontier.ends) and (moves != () or frontier.ways != frontier.mixed)
     fragile = fragile or any(not has_formula(*trail[-1], ends) for trail, ends in frontier.ends.items())
@@ -131,6 +134,13 @@ def _structure(
         ways=ways,
         traces=KnownTraces(frozenset() if first.trace == second.trace else None),
     )
+
+
+def _layouts_in(frontier: Frontier, moves: tuple[Move, ...] | None) -> Iterator[tuple[Layout | None, ...]]:
+    """All layouts by which a pass is read between its calls."""
+    yield from frontier.ends.values()
+    for move in moves or ():
+        yield from move[1:]
 
 
 def _shapes(site: Site, place: Place, call: CallNotes, other: CallNotes | None) -> tuple[Pattern, ...]:
@@ -228,71 +238,3 @@ def _layout(own: Owners, other: list[Owners], examples: int, few: int) -> Layout
         return both[0]
     rows = rows_of(own, own.each.shape).reshape([-1] + [1] * (own.each.dim() - 1))
     return ROWS if bool(((own.each == rows) | ((own.each < 0) & (own.each != MIXED))).all()) else SHARED
-
-
-def _frontier(
-    stage: Stage, places: dict[Number, Place], first: SurveyNotes, second: SurveyNotes
-) -> tuple[Frontier, frozenset[str]]:
-    shared = {number for number, place in places.items() if place.layout.kind is Kind.SHARED}
-    bare = first.bare | second.bare
-    if not shared and not bare:
-        return Frontier({}, frozenset()), bare
-    asks = [partial(survey.frontier, shared) for survey in (first, second)]
-    try:
-        made = _above(asks, frozenset())
-    except LookupError as error:
-        raise CaptureError(_unreadable(stage, shared, bare, str(error))) from None
-    return _above_sums(asks, made), bare
-
-
-_Asks = Sequence[Callable[[frozenset[Trail]], Frontier]]  # for each survey: the frontier above these paths
-
-
-def _above(asks: _Asks, below: frozenset[Trail]) -> Frontier:
-    """The frontier that both surveys allow, above these paths. Raises LookupError."""
-    while True:
-        made = [ask(below) for ask in asks]
-        meet = {way for f in made for way in f.ends} & (made[0].mixed | made[1].mixed)
-        if not meet:  # no path ends where examples meet in the other run
-            break
-        below |= meet
-    ends = {
-        trail: tuple(
-            None if a is None else _agreed(*(f.fits.get(trail, ())[k : k + 1] for f in made)) for k, a in enumerate(layouts)
-        )
-        for trail, layouts in made[0].ends.items()
-    }
-    same = {way: sizes for way, sizes in made[0].sizes.items() if made[1].sizes.get(way) == sizes}
-    return Frontier(ends, made[0].ways | (made[1].ways - ends.keys()), made[0].mixed | made[1].mixed, sizes=same)
-
-
-def _agreed(mine: Iterable[frozenset[Layout]], its: Iterable[frozenset[Layout]]) -> Layout:
-    """The layout that both surveys allow, if there is exactly one; otherwise rows are tagged in each step."""
-    both = [a for own in mine for a in own if any(a[:2] == b[:2] for other in its for b in other)]
-    return both[0] if len(both) == 1 else ROWS
-
-
-def _above_sums(asks: _Asks, made: Frontier) -> Frontier:
-    """A frontier above this one at which no gradient has the same sizes for few examples as for the batch, if there is one.
-
-    Such a gradient is a sum over the examples, even if each number in it has one owner: below a maximum over positions it may happen that
-    no two examples meet. Read as rows of single examples, the NaN loss of one would reach the others.
-    """
-    above, below = made, frozenset[Trail]()
-    for _ in range(MOST_CLIMBS):
-        if not above.sizes:
-            return above
-        below |= above.sizes.keys()
-        try:
-            above = _above(asks, below)
-        except LookupError:
-            break
-    return made
-
-
-def _unreadable(stage: Stage, shared: set[Number], names: frozenset[str], node: str) -> str:
-    where = sorted({n[0].path or type(stage.model).__name__ for n in shared} | names)
-    return (
-        f"{', '.join(where[:3])}: its gradient cannot be split by example; examples meet in {node} and are not apart above it. Take "
-        "statistics within each example, or make the module's parameters a part of what runs for each example (a rule VmapTree)."
-    )

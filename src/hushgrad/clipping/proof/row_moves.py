@@ -22,7 +22,7 @@ from hushgrad.clipping.proof.tags import Exit, tagged
 
 _NAMES = frozenset(
     "Index IndexSelect IndexPut IndexPutImpl IndexAdd IndexCopy IndexFill IndexReduce Gather Scatter ScatterAdd ScatterReduce Sort Topk "
-    "Kthvalue MaskedSelect MaskedScatter Take Put TakeAlongDim UnsafeIndex UnsafeIndexPut UniqueDim Unique2".split()
+    "Kthvalue MaskedSelect MaskedScatter Take Put TakeAlongDim UnsafeIndex UnsafeIndexPut UniqueDim Unique2 PackPaddedSequence".split()
 )
 
 
