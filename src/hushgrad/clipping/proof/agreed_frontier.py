@@ -13,8 +13,6 @@ from hushgrad.clipping.proof.survey_notes import SurveyNotes
 from hushgrad.clipping.thresholds import MOST_CLIMBS
 from hushgrad.errors import CaptureError
 
-__all__ = ["frontier_of"]
-
 
 def frontier_of(
     stage: Stage, places: dict[Number, Place], first: SurveyNotes, second: SurveyNotes
