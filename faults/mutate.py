@@ -37,12 +37,7 @@ TESTS = {
     "release/run_state.py": [f"{LAWS}release_core.py"],
     "noise/sensitivity.py": [f"{LAWS}noise_sensitivity.py"],
     "noise/participation.py": [f"{LAWS}noise_mechanisms.py"],
-    "accounting/participation.py": [
-        f"{LAWS}accounting_laws.py",
-        f"{LAWS}accounting_semantics.py",
-        f"{GOLDEN}accounting_values.py",
-        f"{GOLDEN}accounting_balls.py",
-    ],
+    "accounting/participation.py": [f"{LAWS}accounting_participation.py"],
     "accounting/calibration.py": [f"{LAWS}accounting_limits.py", f"{LAWS}accounting_answers.py"],
     "accounting/filters.py": FILTERS,
     "accounting/filter_rules.py": FILTERS,
