@@ -13,6 +13,7 @@ import griffe
 import pytest
 
 import hushgrad
+from hushgrad import estimators
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -149,3 +150,17 @@ def test_every_public_function_with_three_arguments_explains_each(room):
         section = text.partition("\nArgs:\n")[2].split("\n\n")[0]
         explained = re.findall(r"^    \*{0,2}(\w+):", section, flags=re.MULTILINE)
         assert explained == taken or sorted(explained) == sorted(taken), f"{name} explains {explained} of {taken}"
+
+
+def test_every_estimator_explains_its_parameters():
+    """In its own Args, or in those of the class that it names and in a word of its own."""
+    for name in estimators.__all__:
+        kind = getattr(estimators, name)
+        if inspect.isclass(kind) and issubclass(kind, estimators.DPEstimator) and kind is not estimators.DPEstimator:
+            text = inspect.getdoc(kind) or ""
+            named = re.search(r"Arguments[^.]* are those of :class:`(\w+)`", text)
+            whole = text + (inspect.getdoc(getattr(estimators, named[1])) or "" if named else "")
+            unexplained = [
+                p for p in inspect.signature(kind).parameters if not re.search(rf"^    {p}:|``{p}``:", whole, re.MULTILINE)
+            ]
+            assert not unexplained, (name, unexplained)

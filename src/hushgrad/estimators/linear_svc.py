@@ -21,8 +21,9 @@ from hushgrad.events import Compose, PureDP
 class DPLinearSVC(LinearClassifier):
     """Differentially private linear support vector classifier: the hinge loss with its corner rounded over ``width``.
 
-    Arguments, guarantee and methods are those of :class:`DPLogisticRegression`. More than two classes are fitted one against the rest. With
-    ``method="auto"`` and two classes a share of epsilon chooses the threshold.
+    Arguments, guarantee and methods are those of :class:`DPLogisticRegression`, and ``width``: how far from the corner its rounding
+    reaches, in margins. More than two classes are fitted one against the rest. With ``method="auto"`` and two classes a share of epsilon
+    chooses the threshold.
 
         >>> from sklearn.datasets import make_classification
         >>> X, y = make_classification(n_samples=2000, random_state=0)

@@ -106,6 +106,21 @@ class DPRidge(_LinearRegressor):
         >>> bool(np.abs(model.coef_ - [0.5, -0.2]).max() < 0.05)
         True
 
+    Args:
+        epsilon: The privacy budget.
+        delta: The failure probability; 0 for pure differential privacy ("objective" only).
+        data_norm: A public bound on the L2 norm of a row. Required.
+        target_bounds: The ends of a public interval of targets. Required.
+        method: "adassp" or "objective".
+        l2: λ of the summed objective, or "auto".
+        huber: Where "objective" turns from a square to a line, in half-ranges of the targets.
+        fit_intercept: Whether to fit a constant; it is regularised, and costs a little sensitivity.
+        relation: "add_remove", "replace_one" or "zero_out".
+        out_of_bounds: What to do with rows longer than ``data_norm``: "raise" or "clip".
+        tol: The certified gradient norm of the minimiser of "objective", in units of row norm times half-range; its effect is paid for.
+        max_iter: The most iterations of the minimiser.
+        random_state: None draws from the operating system; an int makes the fit reproducible.
+
     References:
         Wang 2018, "Revisiting differentially private linear regression", theorem 3.
     """

@@ -27,6 +27,17 @@ class DPMean(OnBoundedRows):
         >>> X = np.ones((10_000, 3)) / 3**0.5
         >>> DPMean(epsilon=1.0, delta=1e-6, data_norm=1.0, random_state=0).fit(X).mean_.round(2)
         array([0.58, 0.58, 0.58])
+
+    Args:
+        epsilon: The privacy budget.
+        delta: The failure probability.
+        data_norm: A public bound on the L2 norm of a row. Required.
+        relation: "add_remove", "replace_one" or "zero_out".
+        out_of_bounds: What to do with rows longer than ``data_norm``: "raise" or "clip".
+        random_state: None draws from the operating system; an int makes the fit reproducible.
+
+    References:
+        Dwork and Roth 2014, theorem A.1 (the mechanism); Balle and Wang 2018, theorem 8 (its noise).
     """
 
     papers = (_papers.DWORK_2014_FOUNDATIONS, _papers.BALLE_2018_IMPROVING)
@@ -57,10 +68,22 @@ class DPMean(OnBoundedRows):
 class DPMedian(DPEstimator):
     """The median of each column by the exponential mechanism, exactly sampled; epsilon is divided by the number of columns.
 
-    **Formal guarantee.** epsilon-DP (delta 0).
+    P(t) ∝ exp(ε u(t) / 2Δ) on ``bounds``: u(t) is minus the number of records that would have to move for t to be a median, and one
+    record changes it by at most Δ (see :func:`quantile`).
+
+    **Formal guarantee.** epsilon-DP (delta 0) under ``relation`` with respect to one row; values outside ``bounds`` are clipped.
 
         >>> DPMedian(epsilon=1.0, bounds=(0, 100), random_state=0).fit(np.arange(101.0)[:, None]).median_.round(-1)
         array([50.])
+
+    Args:
+        epsilon: The privacy budget, for all columns together.
+        bounds: The ends between which the medians lie, chosen without looking at the data. Required.
+        relation: "add_remove", "replace_one" or "zero_out".
+        random_state: None draws from the operating system; an int makes the fit reproducible.
+
+    References:
+        McSherry and Talwar 2007, "Mechanism design via differential privacy", theorem 6.
     """
 
     papers = (
