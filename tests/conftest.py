@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,11 @@ def _lookup(host: object, *args: object, **options: object) -> object:
     if not _at_home(host):
         raise AssertionError(f"name lookup of {host!r}: nothing in the house may need it at run time")
     return _LOOKUP(host, *args, **options)  # type: ignore[arg-type]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Programs that tests start and searches that they share have no examples; each process would import all that they need."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
 
 
 @pytest.fixture(autouse=True)
