@@ -485,6 +485,61 @@ def test_a_table_that_is_used_beside_its_module_is_refused_at_the_step():
         private.optimizer.step()
 
 
+BESIDE = {  # whatever sees a value of the table without a call of its module: its rows lack noise
+    "embedding": lambda m, ids: F.embedding(ids, m.table.weight).mean(1),
+    "rows": lambda m, ids: m.table.weight[ids].mean(1),
+    "taken": lambda m, ids: m.table.weight.index_select(0, ids.flatten()).view(*ids.shape, -1).mean(1),
+    "forward": lambda m, ids: m.table.forward(ids).mean(1),
+    "mean": lambda m, ids: m.table.weight.mean(0),
+    "without a gradient": lambda m, ids: m.table.weight.detach().mean(0),
+    "product": lambda m, ids: (m.table(ids).mean(1) @ m.table.weight.t())[:, :WIDTH],
+    "in a list": lambda m, ids: torch.cat([m.table.weight, m.table.weight]).mean(0),
+    "number": lambda m, ids: torch.linalg.vector_norm(m.table.weight.data).item(),
+    "numbers": lambda m, ids: m.table.weight[0, 0].tolist(),
+    "answer": lambda m, ids: 1.0 if torch.equal(m.table.weight, torch.zeros(ROWS, WIDTH)) else 0.0,
+    "functional call": lambda m, ids: torch.func.functional_call(m.table, {"weight": m.table.weight * 1}, (ids,)).mean(1),
+    "its memory": lambda m, ids: m.alias.mean(0),
+}
+KNOWN = {  # what sees no value, or calls the module
+    "dtype and device": lambda m, ids: torch.zeros((), dtype=m.table.weight.dtype, device=m.table.weight.device),
+    "shape": lambda m, ids: float(m.table.weight.shape[0] + m.table.weight.size(1) + m.table.weight.dim() + len(m.table.weight)),
+    "called": lambda m, ids: m.table(ids.flip(1)).amax(1),
+    "by checkpoint": lambda m, ids: torch.utils.checkpoint.checkpoint(m.table, ids, use_reentrant=False).mean(1),
+}
+
+
+class Beside(Reader):
+    """Reads its table by its module, and in another way, too."""
+
+    def __init__(self, how: Callable[[nn.Module, Tensor], object], first: bool) -> None:
+        super().__init__()
+        self.double()
+        self.how, self.first = how, first
+        self.__dict__["alias"] = self.table.weight.data
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made = self.how(self, ids) if self.first else None
+        own = self.table(ids).mean(1)
+        return self.out(own + (made if self.first else self.how(self, ids)))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("how", [*BESIDE, *KNOWN])
+def test_a_model_that_reads_a_table_beside_its_module_is_refused(how, first, checked):
+    torch.manual_seed(0)
+    model = Beside((BESIDE | KNOWN)[how], first)
+    private = make_private(model, _sgd(model), _plan(), key=KEY, lazy_tables=True, check_isolation=checked)
+    if how in KNOWN:
+        _run(private).detach()
+        return
+    x, y = next(iter(private.loader(_data())))
+    with pytest.raises(CaptureError, match="beside its module"):
+        _loss(model, x, y)
+    assert private.steps == 0
+    private.detach()
+
+
 def test_a_lazy_run_is_resumed_as_a_lazy_run_only():
     lazy, eager = _owing()[1].state_dict(), _private(_model(), lazy=False).state_dict()
     with pytest.raises(ArgumentError, match="lazy_tables=False"):

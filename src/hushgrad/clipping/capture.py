@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
+from hushgrad.clipping._torch import memory_of
 from hushgrad.clipping._torch_compile import left_alone
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
@@ -109,6 +110,7 @@ class Capture(Declarations, ProofInterface):
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
         self._scattered: frozenset[str] = frozenset()
         self._by_rows: frozenset[str] = frozenset()
+        self.tables: dict[int, Site] = {}  # those that are kept by rows, by their memory
         self._tied = False  # a parameter belongs to two sites
         self._folded: tuple[dict[str, Sum], list[Part]] | None = None
         self._folded_units: set[int] = set()
@@ -162,7 +164,7 @@ class Capture(Declarations, ProofInterface):
             handle.remove()
         for site in self._sites:
             site.restore()
-        self._handles, self._sites, self._by_rows = [], [], frozenset()
+        self._handles, self._sites, self._by_rows, self.tables = [], [], frozenset(), {}
         self.discard()
 
     def _leaked(self, name: str, p: Tensor) -> None:
@@ -210,8 +212,12 @@ class Capture(Declarations, ProofInterface):
         return self._by_rows
 
     def keep_rows(self, names: Iterable[str]) -> None:
-        """From now on ``raw_sums`` of these tables, which must be among ``scattered``, are sparse tensors of the touched rows."""
+        """From now on ``raw_sums`` of these tables, which must be among ``scattered``, are sparse tensors of the touched rows.
+
+        A pass that reads one of them beside its module is refused.
+        """
         self._by_rows = frozenset(names) & self._scattered
+        self.tables = {memory_of(self._params[name]): self.owners(name)[0] for name in self._by_rows}
         self.discard()
 
     def owners(self, name: str) -> list[Site]:

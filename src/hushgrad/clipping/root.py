@@ -25,6 +25,7 @@ from hushgrad.clipping.proof.saved_tensors import Packing, as_they_are
 from hushgrad.clipping.proof.state import Time
 from hushgrad.clipping.proof.structure import NATIVE, Structure
 from hushgrad.clipping.site import Call
+from hushgrad.clipping.table_reads import TableReads
 from hushgrad.clipping.thresholds import MOST_REPEATS, REPEAT_ONE_IN
 from hushgrad.errors import NotIsolated
 
@@ -50,8 +51,8 @@ class Pass:
         self.structure = candidates[0] if candidates else None
         self.calls: list[Call] = []
 
-    def enter(self, *, training: bool, watched: bool) -> None:
-        """The forward begins."""
+    def enter(self, *, training: bool, trace: CallTrace | None) -> None:
+        """The forward begins, with a trace of its calls if it is watched."""
         for s in self.candidates:
             if s.fragile:
                 self.packing = Packing()
@@ -63,9 +64,9 @@ class Pass:
         if not training:
             self.fast = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
-        if watched:
-            self.trace = CallTrace()
-            push_mode(self.trace)
+        if trace is not None:
+            self.trace = trace
+            push_mode(trace)
             if self.structure is not None and self.structure.dispatched:
                 self.dispatch = Dispatch()
                 self.dispatch.__enter__()
@@ -138,7 +139,13 @@ class Root(Passes):
             here.draws = host_draws()
         if self.attributes.timed:
             here.times = self.attributes.times()
-        here.enter(training=self.model.training, watched=self._seal and (proving or here.structure is not None))
+        here.enter(training=self.model.training, trace=self._trace_of(here, proving=proving))
+
+    def _trace_of(self, here: Pass, *, proving: bool) -> CallTrace | None:
+        tables = self._capture.tables
+        if tables and not proving:
+            return TableReads(tables)
+        return CallTrace() if self._seal and (proving or here.structure is not None) else None
 
     def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
         """The pass over these inputs, with structures that were proved, now if necessary. None: an evaluation."""

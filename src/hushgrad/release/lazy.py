@@ -16,7 +16,8 @@ by then and of independent noise; so induction over the steps gives the joint di
 something; then it owes nothing until another step is completed, and steps are numbered upwards. Other tensors have other i.
 
 **The price.** Between a step and the next settling the table's memory holds updates without noise. ``model.emb.weight``, read
-directly, is then as sensitive as the data, like everything called ``raw_``.
+directly, is then as sensitive as the data, like everything called ``raw_``. A model whose forward does so is refused
+(:mod:`hushgrad.clipping.table_reads`).
 
 **A run that repeats its steps repeats its readings.** Which noise a row gets depends on when it is read. A step reads the rows of
 its batch, which the key fixes. In a run that can be resumed, whatever reads outside a step (an evaluation, a saving,
