@@ -35,6 +35,7 @@ TESTS = {
     "guarantee.py": [f"{LAWS}guarantee.py", f"{LAWS}printed.py"],
     "release/core.py": [f"{LAWS}release_core.py"],
     "release/run_state.py": [f"{LAWS}release_core.py"],
+    "release/journal.py": [f"{LAWS}journal.py"],
     "noise/sensitivity.py": [f"{LAWS}noise_sensitivity.py"],
     "noise/participation.py": [f"{LAWS}noise_mechanisms.py"],
     "accounting/participation.py": [f"{LAWS}accounting_participation.py"],
@@ -52,6 +53,12 @@ TESTS = {
     "clipping/adaptive.py": CLIPPERS,
     "clipping/per_layer.py": CLIPPERS,
     "estimators/objective.py": [f"{GOLDEN}estimators_objective.py"],
+    "train/guard.py": [
+        f"{LAWS}train_before.py",
+        f"{LAWS}train_books.py",
+        f"{LAWS}train_step.py",
+        "tests/stories/test_train_refusals.py",
+    ],
     "train/books.py": [f"{LAWS}train_books.py", f"{LAWS}train_before.py"],
 }
 ANY = ""

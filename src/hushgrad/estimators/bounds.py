@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from hushgrad import _check
+from hushgrad.accounting.classical import dp_gd_sigma
 from hushgrad.accounting.gaussian import gaussian_mu
 
 
@@ -71,7 +72,7 @@ def gradient_descent(
 
 
 def _descent(steps: int, n: int, d: int, epsilon: float, delta: float, lipschitz: float, diameter: float) -> float:
-    sigma = 8 * lipschitz * math.sqrt(steps) / (epsilon * n) * (math.log(1.25 / delta) + math.log(steps + 1))
+    sigma = dp_gd_sigma(epsilon=epsilon, delta=delta, lipschitz=lipschitz, dataset_size=n, steps=steps)
     size = math.sqrt(lipschitz**2 + d * sigma**2)
     return 2 * diameter * size * (2 + math.log(steps)) / math.sqrt(steps)
 
