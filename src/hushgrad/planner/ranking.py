@@ -53,8 +53,7 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, the plan included."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "plan"}
-        return {**fields, "noise_multiplier": self.noise_multiplier, "plan": self.plan.to_json()}
+        return {**vars(self), "noise_multiplier": self.noise_multiplier, "plan": self.plan.to_json()}
 
 
 class Comparison(list[Candidate]):

@@ -34,7 +34,7 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, "plan": self.plan.to_json()}
+        return {**vars(self), "plan": self.plan.to_json()}
 
 
 def sweep(question: Question, *, over: str, values: Iterable[float]) -> list[Point]:

@@ -57,8 +57,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        content |= {
+        content = vars(self) | {
             "privacy_card": 1,
             "claim": str(self.guarantee),
             "guarantee": self.guarantee.to_json(),
