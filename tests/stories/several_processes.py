@@ -150,7 +150,7 @@ def _nurse(imports: list[str]) -> None:
     os.dup2(2, 1)  # nothing that is imported or run may speak in between
     for name in imports:
         module = importlib.import_module(name)
-        if name.startswith("hushgrad."):  # its packages import what they offer when it is asked for
+        if name.startswith("hushgrad.") and hasattr(module, "__path__"):  # its packages import what they offer when asked for it
             for offered in module.__all__:
                 getattr(module, offered)
     if "torch" in sys.modules:
