@@ -34,19 +34,26 @@ class _Dense(nn.Module):
 class _Sparse(nn.Module):
     """The nodes of all graphs are in one list."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.graph, self.last = graph_nn.GCNConv(4, 8), nn.Linear(8, 2)
+        self.graph, self.second, self.last = layer(4, 8), layer(8, 8), nn.Linear(8, 2)
 
     def forward(self, x: Tensor, edges: Tensor, graph: Tensor, graphs: int) -> Tensor:
-        return self.last(graph_nn.global_mean_pool(self.graph(x, edges).relu(), graph, size=graphs))
+        h = self.second(self.graph(x, edges).relu(), edges).relu()
+        return self.last(graph_nn.global_mean_pool(h, graph, size=graphs))
 
 
 def specimens() -> Iterator[Specimen]:
     """Dense and sparse."""
     for layer in (graph_nn.DenseGCNConv, graph_nn.DenseSAGEConv):
         yield Specimen(f"graphs/{layer.__name__}", partial(_Dense, layer), _matrices, _classified, relations=_RELATIONS)
-    yield Specimen("graphs/GCNConv", _Sparse, _lists, _pooled, collate=_joined, relations=_RELATIONS)
+    for layer in (graph_nn.GCNConv, graph_nn.SAGEConv, graph_nn.GATv2Conv, graph_nn.GraphConv, _gin):
+        name = getattr(layer, "__name__", "").replace("_gin", "GINConv")
+        yield Specimen(f"graphs/{name}", partial(_Sparse, layer), _lists, _pooled, collate=_joined, relations=_RELATIONS)
+
+
+def _gin(inputs: int, outputs: int) -> nn.Module:
+    return graph_nn.GINConv(nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU(), nn.Linear(outputs, outputs)), train_eps=True)
 
 
 def _matrices(sizes: Sizes) -> list[Any]:
@@ -65,9 +72,11 @@ def _classified(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _lists(sizes: Sizes) -> list[Any]:
-    ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
-    nodes = [torch.randn(4, 4, dtype=torch.float64, generator=draw(i)) for i in range(sizes.batch)]
-    return [Data(x=x, edge_index=ring, y=torch.tensor([i % 2])) for i, x in enumerate(nodes)]
+    """Rings: of as many nodes each if there are as many graphs as tokens, else of other sizes."""
+    counts = [4 if sizes.batch == sizes.length else 3 + i % 4 for i in range(sizes.batch)]
+    nodes = [torch.randn(n, 4, dtype=torch.float64, generator=draw(i)) for i, n in enumerate(counts)]
+    rings = [torch.stack([torch.arange(n), torch.arange(n).roll(-1)]) for n in counts]
+    return [Data(x=x, edge_index=ring, y=torch.tensor([i % 2])) for i, (x, ring) in enumerate(zip(nodes, rings, strict=True))]
 
 
 def _joined(records: list[Any]) -> Any:

@@ -58,7 +58,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "Reformer": dict(
         vocab_size=VOCABULARY, hidden_size=16, attention_head_size=8, num_attention_heads=2, feed_forward_size=24,
         attn_layers=["local", "lsh"], axial_pos_embds=False, local_attn_chunk_length=2, lsh_attn_chunk_length=2, num_hashes=1,
-        num_buckets=2, is_decoder=False, max_position_embeddings=32, pad_token_id=1,
+        num_buckets=2, is_decoder=False, max_position_embeddings=32, pad_token_id=1, hash_seed=0,
     ),
 }  # fmt: skip
 

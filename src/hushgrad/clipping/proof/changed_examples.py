@@ -160,3 +160,6 @@ def short(t: Tensor, every: Tensor) -> Tensor:
 
 # Kinds for crowds: some use up capacity, others set a flag. Each acts on every row separately.
 KINDS: list[Change] = [turned, other, *(change for _, change in _LARGE), _zero, short, _equal]
+
+# Kinds that change which rows are linked.
+LINKED: list[Change] = [other, short, _zero, _equal]

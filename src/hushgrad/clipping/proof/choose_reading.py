@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
-from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
+from hushgrad.clipping.proof.survey import CUT_WRONG, Run, Stage, exits_in, run_some
 from hushgrad.clipping.thresholds import MUCH_LARGER
 from hushgrad.errors import CaptureError, NotIsolated
 
@@ -80,11 +80,24 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
         if first is None or _elsewhere(first.layouts, reading.layouts):
             some = run_some(stage, reading, inputs, which, examples)
             layouts = None if some is None else _exits(stage, reading, inputs, whole, some, which, examples)
-            if layouts is not None:
+            if layouts is not None and _takes_halves(stage, reading, inputs, examples):
                 small = first is None and examples >= MUCH_LARGER * len(which)
                 first = first or reading
                 yield _Fit(reading, layouts, some if small else None)
             del some  # frees its graph
+
+
+def _takes_halves(stage: Stage, reading: Reading, inputs: Any, examples: int) -> bool:
+    """Whether the model takes examples with fewer rows, where all are in one list: a list of as many links is no list of rows."""
+    flat = reading.flat(inputs, examples)
+    if flat is None:
+        return True
+    try:
+        with torch.no_grad(), stage.paused():
+            stage.alone(reading.joined(inputs, flat.halves(), examples))
+    except CUT_WRONG:
+        return False
+    return True
 
 
 def _exits(

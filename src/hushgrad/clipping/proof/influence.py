@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hushgrad.clipping.proof.changed_examples import KINDS, Named, beyond, changes, constant, halved, short, turned
 from hushgrad.clipping.proof.inputs import leaves
+from hushgrad.clipping.proof.other_rows import by_rows
 from hushgrad.clipping.proof.seal_runs import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.runs import same
@@ -35,6 +36,7 @@ def influence(stage: Sealing, structure: Structure, outputs: list[Tensor], input
     return (
         _crowded(stage, structure, outputs, inputs, B, lot)
         or swayed(stage, structure, inputs, B, lot)
+        or by_rows(stage, structure, inputs, B, lot)
         or _by_memory(stage, structure, inputs, B, lot)
         or _by_time(stage, structure, inputs, B, lot)
     )

@@ -5,9 +5,9 @@ what they give in their batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from hushgrad.clipping.layout import Kind, Layout
+from hushgrad.clipping.proof.flat_rows import FLAT, Flat, Piece, flat_kinds, is_whose
 from hushgrad.clipping.thresholds import MOST_READINGS
 
 Packed = tuple[Any, Any]  # (args, kwargs)
@@ -22,13 +23,19 @@ Change = Callable[[Tensor, Tensor], Tensor]  # (one example's rows, all rows) ->
 
 
 class Reading(NamedTuple):
-    """For each input tensor, in order: its layout; None if all examples share it; "packed"; or "bag", the (ids, offsets) of bags."""
+    """For each input tensor, in order: its layout; None if all examples share it; "packed"; "bag", the (ids, offsets) of bags; or one of
+    :data:`~hushgrad.clipping.proof.flat_rows.FLAT`. ``counted``: a whole number that is the number of examples is it by no chance.
+    """
 
     layouts: tuple[Any, ...]
+    counted: bool = False
 
     def only(self, inputs: Packed, which: Tensor, examples: int) -> Any:
         """The inputs of these examples alone; an example may be repeated."""
         tensors = leaves(inputs)
+        flat = Flat.of(tensors, self.layouts, examples)
+        if flat is not None:
+            return self.joined(inputs, flat.every(which.tolist()), examples)
         ids, offsets = (
             next((t for t, kind in zip(tensors, self.layouts, strict=True) if kind == word), None) for word in ("bag", "offsets")
         )
@@ -46,6 +53,28 @@ class Reading(NamedTuple):
 
         return mapped(inputs, pick)
 
+    def joined(self, inputs: Packed, pieces: Sequence[Sequence[Piece]], examples: int) -> Any:
+        """The inputs of new examples, each of which is made of rows of some of these; its other data are those of the first."""
+        tensors = leaves(inputs)
+        flat, links = (
+            Flat.of(tensors, self.layouts, examples),
+            [t for t, k in zip(tensors, self.layouts, strict=True) if k == "links"],
+        )
+        assert flat is not None
+        rest, firsts = iter(zip(tensors, self.layouts, strict=True)), torch.tensor([some[0][0] for some in pieces])
+
+        def pick(_: Any) -> Any:
+            value, layout = next(rest)
+            if layout in FLAT:
+                return flat.taken(value, layout, links, pieces)
+            return value if layout is None else layout.only(value, firsts, examples)
+
+        return mapped(inputs, pick, (lambda n: len(pieces) if n == examples else n) if self.counted else None)
+
+    def flat(self, inputs: Packed, examples: int) -> Flat | None:
+        """Where the examples' rows are, if all are in one list."""
+        return Flat.of(leaves(inputs), self.layouts, examples)
+
     def shared_like_data(self, inputs: Packed, examples: int) -> list[int]:
         """Tensors that all examples share under this reading, though one of their dimensions has that size."""
         pairs = enumerate(zip(leaves(inputs), self.layouts, strict=True))
@@ -55,6 +84,11 @@ class Reading(NamedTuple):
     def uneven(self) -> bool:
         """Whether examples may have different numbers of rows in some input."""
         return any(isinstance(layout, str) for layout in self.layouts)
+
+    def tells_nothing(self, inputs: Packed, examples: int) -> bool:
+        """Whether a layout of these inputs' rows may be chance: all examples' are in one list, or there are as many as examples."""
+        pairs = zip(leaves(inputs), self.layouts, strict=True)
+        return any(kind in FLAT or (kind in ("packed", "bag") and len(data_of(t)) == examples) for t, kind in pairs)
 
     def layouts_alike(self, other: Reading) -> bool:
         """Whether two readings are equal except for sizes."""
@@ -66,12 +100,18 @@ class Reading(NamedTuple):
 
         ``by_row``: a change acts on each row separately, so examples with the same change are changed together.
         """
-        rest = iter(self.layouts)
+        rest, tensors = iter(self.layouts), leaves(inputs)
+        flat, links = self.flat(inputs, examples), [t for t, k in zip(tensors, self.layouts, strict=True) if k == "links"]
 
         def made(t: Any) -> Any:
             layout = next(rest)
             if isinstance(t, PackedSequence):
                 return _repacked(t, lambda every: _changed_rows(every, changes, torch.arange(examples), by_row=by_row))
+            if flat is not None and layout in ("row", "link"):
+                return _changed_rows(t, changes, flat.numbers(t, layout, links), by_row=by_row)
+            if flat is not None and layout == "links":
+                pairs, own = flat.local(t), flat.numbers(t, layout, links)
+                return flat.placed(_changed_rows(pairs, changes, own, by_row=by_row), t)
             if not isinstance(layout, Layout):
                 return t
             numbers = layout.at(t.shape, examples).numbers(examples)
@@ -108,9 +148,12 @@ def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor,
     together: dict[Any, list[int]] = {}
     for i, change in changes.items():  # of scalars, an example's several rows form one
         together.setdefault(change if by_row and every.dim() > 1 else (change, i), []).append(i)
-    moved, places = every.clone(), numbers.argsort(stable=True).view(int(numbers[-1]) + 1, -1).tolist()
+    moved, order, ends = every.clone(), numbers.argsort(stable=True).tolist(), [0, *torch.bincount(numbers).cumsum(0).tolist()]
+    places = [order[begin:end] for begin, end in pairwise(ends)]
     for who in together.values():
-        rows: Any = [row for i in who for row in places[i]]
+        rows: Any = [row for i in who for row in (places[i] if i < len(places) else ())]
+        if not rows:
+            continue
         rows = slice(rows[0], rows[0] + 1) if len(rows) == 1 else torch.tensor(rows, device=every.device)
         moved[rows] = changes[who[0]](every[rows], every)
     return moved
@@ -138,6 +181,8 @@ def _in_order(tensors: list[Any], options: list[list[Any]], examples: int) -> It
     bags = _bag_reading(tensors, usual, examples)
     if bags is not None:
         yield bags
+    for kinds in flat_kinds(tensors, usual, examples):
+        yield from (Reading(kinds, counted=True), Reading(kinds))
     later = [k for k, o in enumerate(options) if k and o[0] is not None]
     if len(later) > 1:
         yield Reading(tuple(None if k in later else v for k, v in enumerate(usual)))
@@ -183,6 +228,7 @@ def examples_of(inputs: Packed) -> list[int]:
             flat = value.dim() == 1 and not value.is_floating_point()
             bags = [len(t) for t in tensors if flat and isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point()]
             counts = [n for n in bags if _bag_reading(tensors, (None,) * len(tensors), n) is not None]
+            counts += [int(t[-1]) + 1 for t in tensors if is_whose(t)]
             return list(dict.fromkeys([*value.shape[:2], *counts]))
     return []
 
@@ -224,24 +270,26 @@ def data_of(leaf: Any) -> Tensor:
     return leaf if isinstance(leaf, Tensor) else leaf.data  # type: ignore[no-any-return]
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure with other tensors."""
+def mapped(value: Any, change: Callable[[Any], Any], count: Callable[[int], int] | None = None) -> Any:
+    """The same structure with other tensors, and other whole numbers if ``count`` is given."""
     if isinstance(value, (Tensor, PackedSequence)):
         return change(value)
+    if type(value) is int and count is not None:
+        return count(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(v, change) for v in value))
+        return type(value)(*(mapped(v, change, count) for v in value))
     if isinstance(value, (tuple, list)):  # a loader's batch is one, with a stamp
-        inside = [mapped(v, change) for v in value]
+        inside = [mapped(v, change, count) for v in value]
         same = all(a is b for a, b in zip(inside, value, strict=True))
         return value if same and type(value) is not list else inside if isinstance(value, list) else tuple(inside)
     if isinstance(value, Mapping):
         made: Any = copy.copy(value)
         for key in value:
-            made[key] = mapped(value[key], change)
+            made[key] = mapped(value[key], change, count)
         return made
     if is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for field in fields(value):
-            object.__setattr__(made, field.name, mapped(getattr(value, field.name), change))
+            object.__setattr__(made, field.name, mapped(getattr(value, field.name), change, count))
         return made
     return value

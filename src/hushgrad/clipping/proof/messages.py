@@ -40,7 +40,8 @@ def refusal(name: str, examples: int, problem: Broken | None, drawn: Iterable[st
     return (
         f"The examples of a batch influence each other in {name}, or it cannot be told which rows of its inputs are whose: no way to take "
         f"{examples} examples apart gives what it returns for the batch. Give the examples in the first dimension, what all share without "
-        "it or with a first dimension of 1, and take no statistics over the batch."
+        "it or with a first dimension of 1, rows of all examples in one list (nodes of graphs) together with the example of each row "
+        "(0, 0, 1, ...), and take no statistics over the batch."
     )
 
 

@@ -108,7 +108,8 @@ def _structure(
     faint = [n for n, p in places.items() if p.layout.kind is Kind.SHARED and _faint(first, n) | _faint(second, n)]
     places |= {n: places[n]._replace(faint=True) for n in faint}
     moves = _moves(first, second)
-    if uneven and any(x is not None and x.kind in _FLAT for found in _layouts_in(frontier, moves) for x in found):
+    flat = any(x is not None and x.kind in _FLAT for found in _layouts_in(frontier, moves) for x in found)
+    if (uneven and flat) or reading.tells_nothing(inputs, first.examples):
         moves = None
     # There are no examples below the frontier, unless they met a shared value behind a gradient that was 0 for all.
     fragile = bool(frontier.ends) and (moves != () or frontier.ways != frontier.mixed)

@@ -108,6 +108,8 @@ class Structure(NamedTuple):
         for t, layout in zip(tensors, self.reading.layouts, strict=True):
             if layout == "packed":
                 return int(t.batch_sizes[0]) if isinstance(t, PackedSequence) else None
+            if layout == "whose":
+                return int(t[-1]) + 1 if isinstance(t, Tensor) and len(t) else None
             if isinstance(layout, Layout) and isinstance(t, Tensor) and t.dim() > layout.dim:
                 return int(t.shape[layout.dim] // layout.factor)
         return None

@@ -84,20 +84,17 @@ class Survey(NamedTuple):
     owners: dict[Number, list[Owners]]
 
 
+# What a model raises for inputs that were cut in the wrong place.
+CUT_WRONG = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+
+
 def run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, examples: int) -> Run | None:
     """A pass over some of the examples; None if the model rejects them."""
     try:
         return stage.run(reading.only(inputs, which, examples), len(which))
     except CaptureError:
         raise
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        AssertionError,
-    ):  # of inputs that were cut in the wrong place
+    except CUT_WRONG:
         return None
 
 
