@@ -185,3 +185,18 @@ def test_what_the_rows_of_all_examples_decide_together_is_refused(mixing):
         names = [lot.choice([name for name in APART if name != "its own mean"]) for _ in range(lot.randint(0, 2))]
         names.insert(lot.randint(0, len(names)), mixing)
         assert _verdict(lot, names) is None
+
+
+@pytest.mark.parametrize("told", ["whose", "counts"])
+def test_examples_are_counted_by_what_tells_their_rows(told):
+    torch.manual_seed(0)
+    model = Net(["messages", "layer"], "mean", told=told).double()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    for number in (4, 3, 5):
+        graphs = _graphs(random.Random(number), number, alike=False)
+        model(*model.batch(graphs, numbered=True)).sin().sum().backward()
+        found = torch.cat([t.flatten() for t in capture.collect(Flat(0.5)).raw_sums.values()])
+        with capture.pause():
+            torch.testing.assert_close(found, _alone(model, graphs, 0.5, numbered=True))
+    capture.detach()

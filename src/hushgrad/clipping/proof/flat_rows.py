@@ -101,7 +101,7 @@ def is_whose(t: Any, examples: int | None = None) -> bool:
 def flat_kinds(tensors: Sequence[Any], usual: Sequence[Any], examples: int) -> Iterator[tuple[Any, ...]]:
     """How each input may be read if one of them tells whose each row is; ``usual`` is how the others are."""
     for k, t in enumerate(tensors):
-        kind = "whose" if is_whose(t, examples) else "counts" if _is_counts(t, examples) else None
+        kind = "whose" if is_whose(t, examples) else "counts" if is_counts(t, examples) else None
         if kind is None:
             continue
         flat = Flat.of([t], [kind], examples)
@@ -120,7 +120,8 @@ def _lists(t: Any, rows: int, pairs: set[int]) -> tuple[str, ...]:
     return ("row",) * (size == rows) + ("link",) * (size in pairs)
 
 
-def _is_counts(t: Any, examples: int) -> bool:
+def is_counts(t: Any, examples: int) -> bool:
+    """Whether this may be how many rows each of so many examples has."""
     whole = isinstance(t, Tensor) and t.dim() == 1 and t.dtype in (torch.int64, torch.int32)
     return whole and len(t) == examples and bool((t >= 1).all())
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from hushgrad.clipping.layout import Kind, Layout
-from hushgrad.clipping.proof.flat_rows import FLAT, Flat, Piece, flat_kinds, is_whose
+from hushgrad.clipping.proof.flat_rows import FLAT, Flat, Piece, flat_kinds, is_counts, is_whose
 from hushgrad.clipping.thresholds import MOST_READINGS
 
 Packed = tuple[Any, Any]  # (args, kwargs)
@@ -229,6 +229,7 @@ def examples_of(inputs: Packed) -> list[int]:
             bags = [len(t) for t in tensors if flat and isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point()]
             counts = [n for n in bags if _bag_reading(tensors, (None,) * len(tensors), n) is not None]
             counts += [int(t[-1]) + 1 for t in tensors if is_whose(t)]
+            counts += [len(t) for t in tensors[1:] if is_counts(t, len(t)) and int(t.sum()) == len(value)]
             return list(dict.fromkeys([*value.shape[:2], *counts]))
     return []
 
