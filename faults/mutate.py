@@ -203,8 +203,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     **{
         (
             "accounting/calibration.py",
-            "found, neighbour = question.crossing(min(max(guess, low), high), tolerance)",
-            f"found, neighbour = question.crossing({wrong}, tolerance)",
+            "found, neighbour = search.crossing(min(max(guess, low), high), tolerance)",
+            f"found, neighbour = search.crossing({wrong}, tolerance)",
         ): "where the search begins; what it ends with is evaluated"
         for wrong in ("max(max(guess, low), high)", "min(min(guess, low), high)")
     },

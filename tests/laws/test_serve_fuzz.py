@@ -56,7 +56,7 @@ def test_any_run_folder_can_be_shown(client, files, lines):
         old.unlink()
     for name, content in {"recipe.json": b"{}", **files, "metrics.jsonl": lines}.items():
         (folder / name).write_bytes(content)
-    client.app.state.site.shelf._scanned = -math.inf
+    client.app.state.services.shelf._scanned = -math.inf
     for path in ("/runs", "/runs/run", "/part/runs/run", "/cards"):
         answer = client.get(path)
         assert answer.status_code == 200 and "<script>" not in answer.text

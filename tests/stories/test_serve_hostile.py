@@ -108,7 +108,7 @@ def test_every_answer_carries_the_headers_and_allows_nobody_else(client):
 
 def test_a_defect_is_a_sentence_with_the_same_headers(root, monkeypatch):
     with TestClient(create_app(Settings(runs=root)), base_url=HOME, raise_server_exceptions=False) as client:
-        monkeypatch.setattr(client.app.state.site.shelf, "all", lambda: {}["a defect"])
+        monkeypatch.setattr(client.app.state.services.shelf, "all", lambda: {}["a defect"])
         for path in ("/runs", "/api/runs"):
             answer = client.get(path)
             assert answer.status_code == 500 and "a defect" not in answer.text and "Traceback" not in answer.text

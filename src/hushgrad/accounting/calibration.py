@@ -14,7 +14,7 @@ from hushgrad import _check
 from hushgrad._printed import at_most
 from hushgrad.accounting.base import Accountant
 from hushgrad.accounting.bracketing import largest_integer
-from hushgrad.accounting.calibration_target import WIDEST, Budget, Question, excess, likely_noise
+from hushgrad.accounting.calibration_target import WIDEST, Search, Target, excess, likely_noise
 from hushgrad.errors import ArgumentError
 from hushgrad.events import Event, Gaussian, Relation
 
@@ -109,35 +109,35 @@ def certified_calibration(
     >>> found.epsilon <= 1.0 < found.neighbour_epsilon and found.neighbour / found.value > 1 - 3e-5
     True
     """
-    budget = Budget.of(epsilon, delta, accountant, relation)
+    target = Target.of(epsilon, delta, accountant, relation)
     tolerance = _check.between(1e-9, 0.5, tolerance=tolerance)
     ends = WIDEST if bracket is None else tuple(sorted(_check.positive(bracket=end) for end in _check.several(bracket=bracket)))
     if len(ends) != 2:
         _check.fail("bracket", bracket, "to have two ends")
     low, high = ends
     guess = _check.number(start=start) if start is not None else 1.0 if bracket is None else math.sqrt(low * high)
-    question = Question(lambda x: budget.cost(make_event(x)), budget.epsilon, low, high)
-    found, neighbour = question.crossing(min(max(guess, low), high), tolerance)
+    search = Search(lambda x: target.cost(make_event(x)), target.epsilon, low, high)
+    found, neighbour = search.crossing(min(max(guess, low), high), tolerance)
     if math.isnan(found):
-        least = f"the least that is reachable is epsilon={at_most(min(question.seen.values()), 6)}"
+        least = f"the least that is reachable is epsilon={at_most(min(search.seen.values()), 6)}"
         if bracket is None:
             remedy = "Allow more epsilon or a larger delta, or do less."
             raise ArgumentError(
-                f"Expected epsilon={budget.epsilon} to be within reach at delta={budget.delta}: {least}. {remedy}"
+                f"Expected epsilon={target.epsilon} to be within reach at delta={target.delta}: {least}. {remedy}"
             )
-        where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={budget.epsilon}"
+        where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={target.epsilon}"
         raise ArgumentError(f"Expected {where}, but {least}. Allow more epsilon, do less, or look elsewhere.")
     if neighbour is None and bracket is None:
         raise ArgumentError(
-            f"Expected epsilon={budget.epsilon} to ask for something, but every value from {low:g} to {high:g} meets it. "
+            f"Expected epsilon={target.epsilon} to ask for something, but every value from {low:g} to {high:g} meets it. "
             "Lower delta: it may be no smaller than the probability to take part at all."
         )
     return Calibration(
         value=found,
-        epsilon=question.epsilon(found),
+        epsilon=search.epsilon(found),
         neighbour=neighbour,
-        neighbour_epsilon=0.0 if neighbour is None else question.epsilon(neighbour),
-        evaluations=len(question.seen),
+        neighbour_epsilon=0.0 if neighbour is None else search.epsilon(neighbour),
+        evaluations=len(search.seen),
     )
 
 
@@ -196,7 +196,7 @@ def calibrate_steps(
     >>> calibrate_steps(Gaussian(100.0), epsilon=1.0, delta=1e-6, accountant="gdp")
     560
     """
-    return _largest(lambda n: step * n, most, Budget.of(epsilon, delta, accountant, relation))
+    return _largest(lambda n: step * n, most, Target.of(epsilon, delta, accountant, relation))
 
 
 def calibrate_rate(
@@ -256,10 +256,10 @@ def calibrate_batch_size(
     def make_event(batch_size: int) -> Event:
         return of.sampled(rate=batch_size / n) * steps
 
-    return _largest(make_event, n, Budget.of(epsilon, delta, accountant, relation))
+    return _largest(make_event, n, Target.of(epsilon, delta, accountant, relation))
 
 
-def _largest(make_event: Callable[[int], Event], most: int, budget: Budget) -> int:
+def _largest(make_event: Callable[[int], Event], most: int, target: Target) -> int:
     """The largest n in 1..most whose certified epsilon meets the target, 0 if none does; epsilon rises with n.
 
     The first guess is where n times the square of the epsilon of 100 steps (or all) would be: losses add up like variances.
@@ -267,7 +267,7 @@ def _largest(make_event: Callable[[int], Event], most: int, budget: Budget) -> i
     most = _check.positive_int(most=most)
 
     def g(n: int) -> float:
-        return excess(budget.cost(make_event(n)), budget.epsilon)
+        return excess(target.cost(make_event(n)), target.epsilon)
 
     few = min(100, most)
     guess = math.floor(few * math.exp(min(max(-2 * g(few), -600.0), 30.0)))

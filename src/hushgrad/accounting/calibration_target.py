@@ -17,7 +17,7 @@ WIDEST = (1e-6, 1e9)  # default range of the unknown
 
 
 @dataclass(frozen=True)
-class Budget:
+class Target:
     """The target (epsilon, delta) of a calibration, with the accountant and relation by which it is checked."""
 
     epsilon: float
@@ -26,8 +26,8 @@ class Budget:
     relation: Relation
 
     @classmethod
-    def of(cls, epsilon: float, delta: float, accountant: str | Accountant, relation: Relation | str) -> Budget:
-        """A budget from a caller's arguments, checked."""
+    def of(cls, epsilon: float, delta: float, accountant: str | Accountant, relation: Relation | str) -> Target:
+        """A target from a caller's arguments, checked."""
         epsilon, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
         return cls(epsilon, delta, accountant_of(accountant), Relation.of(relation))
 
@@ -44,7 +44,7 @@ def excess(epsilon: float, target: float) -> float:
 
 
 @dataclass
-class Question:
+class Search:
     """Epsilon as a cached function of x, and the search for the x at which it equals ``target``."""
 
     ask: Callable[[float], float]

@@ -31,7 +31,7 @@ _ORDERS, _FINE_ORDERS = _orders(*HEURISTICS.order_logs), _orders(*HEURISTICS.fin
 Cost = float | Fraction  # sums of doubles are exact
 
 
-class Rule(Protocol):
+class FilterRule(Protocol):
     """What a kind of filter adds up, and when its budget is used up; ``accountant`` analyses the steps."""
 
     accountant: str
@@ -43,7 +43,7 @@ class Rule(Protocol):
         """The fraction of the budget that is used: at most 1 is within."""
 
 
-def rule_of(kind: str, epsilon: float, delta: float, order: float | None) -> Rule:
+def rule_of(kind: str, epsilon: float, delta: float, order: float | None) -> FilterRule:
     """The rule of a kind of filter."""
     if kind == "basic":
         return _Basic(epsilon, delta)

@@ -42,15 +42,15 @@ def create_app(settings: Settings) -> FastAPI:
     from hushgrad.serve import api, pages
     from hushgrad.serve.access_control import AccessControl
     from hushgrad.serve.problems import answer_problems
-    from hushgrad.serve.site import Site
+    from hushgrad.serve.services import Services
 
     @asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
-        app.state.site = Site(settings)
+        app.state.services = Services(settings)
         try:
             yield
         finally:
-            app.state.site.close()
+            app.state.services.close()
 
     # The interactive documentation of FastAPI loads scripts from elsewhere: only the description itself is served.
     options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": "/api/openapi.json"}
@@ -110,7 +110,7 @@ def _run(app: FastAPI, listener: socket.socket, ready: Callable[[], Any]) -> Non
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            app.state.site.warm_up()
+            app.state.services.warm_up()
             ready()
             sys.stdout.flush()
 

@@ -18,7 +18,7 @@ from hushgrad.serve.access_control import CARD_POLICY
 from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.rules import in_words
 from hushgrad.serve.runs import SHOWN, Run
-from hushgrad.serve.site import site, while_wanted
+from hushgrad.serve.services import services, while_wanted
 from hushgrad.serve.views import page
 
 router = APIRouter(include_in_schema=False)
@@ -79,7 +79,7 @@ async def curves_part(request: Request) -> Response:
 
 
 async def _ranking(request: Request, question: dict[str, Any], show: str) -> dict[str, Any]:
-    found = await site(request).plan(question)
+    found = await services(request).plan(question)
     ranked = found["candidates"]
     names = [one["name"] for one in ranked]
     worst = max(one["relative"] for one in ranked)
@@ -90,7 +90,7 @@ async def _ranking(request: Request, question: dict[str, Any], show: str) -> dic
         "worst": worst,
         "query": urlencode(question),
         "command": _command(question),
-        "refusal": site(request).rules.refusal(question),
+        "refusal": services(request).rules.refusal(question),
         "questions": questions(question["epsilon"], question["delta"], records=question["dataset_size"]),
     }
 
@@ -107,7 +107,7 @@ def _command(question: dict[str, Any]) -> str:
 
 
 async def _figures(request: Request, question: dict[str, Any], show: str) -> dict[str, Any]:
-    chosen, found = await site(request).curves(question, show)
+    chosen, found = await services(request).curves(question, show)
     sigma, budget = chosen["noise_multiplier"], question["epsilon"]
     marks = {"noise": sigma, "batch": question["batch_size"], "steps": chosen["steps"]}
     charts = []
@@ -148,21 +148,21 @@ def runs_part(request: Request) -> Response:
 
 
 def _listed(request: Request) -> dict[str, Any]:
-    found, more = site(request).shelf.all()
+    found, more = services(request).shelf.all()
     return {"runs": found, "more": more}
 
 
 @router.get("/runs/{name:path}", response_class=HTMLResponse)
 def run(request: Request, name: str) -> Response:
     """One run; a script keeps the page up to date."""
-    found, _ = site(request).run(name)
+    found, _ = services(request).run(name)
     return page(request, "run.html", run=found, figures=_curves_of(found))
 
 
 @router.get("/part/runs/{name:path}", response_class=HTMLResponse)
 def run_part(request: Request, name: str) -> Response:
     """The numbers and curves of one run; 304 if nothing has changed."""
-    found, _ = site(request).run(name)
+    found, _ = services(request).run(name)
     tag = f'"{found.version}.{found.state}"'
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})
@@ -196,13 +196,13 @@ def cards(request: Request) -> Response:
 
 
 def _finished(request: Request) -> list[Run]:
-    return [run for run in site(request).shelf.all()[0] if run.state == "finished"]
+    return [run for run in services(request).shelf.all()[0] if run.state == "finished"]
 
 
 @router.get("/cards/{name:path}", response_class=HTMLResponse)
 async def card(request: Request, name: str) -> Response:
     """The card itself, under a bar that leads back."""
-    found = await while_wanted(request, site(request).card(name))
+    found = await while_wanted(request, services(request).card(name))
     bar = bytes(page(request, "_cardbar.html", name=name).body).decode()
     text = found["html"].replace("<body>", "<body>\n" + bar, 1)
     return HTMLResponse(text, headers={"content-security-policy": CARD_POLICY})
@@ -212,7 +212,7 @@ async def card(request: Request, name: str) -> Response:
 async def compare(request: Request, a: str = "", b: str = "") -> Response:
     """Two finished runs side by side; without two names, the form alone."""
     finished = [run.name for run in _finished(request)]
-    found = await while_wanted(request, site(request).compare(a, b)) if a and b else None
+    found = await while_wanted(request, services(request).compare(a, b)) if a and b else None
     return page(request, "compare.html", names=finished, a=a, b=b, found=found)
 
 
@@ -222,7 +222,7 @@ async def download(request: Request, form: str, name: str) -> Response:
     forms = {"html": ("html", "text/html; charset=utf-8"), "md": ("markdown", "text/markdown; charset=utf-8")}
     if form not in forms:
         raise NotThere("A card can be had as html or md.")
-    found = await while_wanted(request, site(request).card(name))
+    found = await while_wanted(request, services(request).card(name))
     key, kind = forms[form]
     file = quote(f"privacy-card-{name.rsplit('/', 1)[-1]}.{form}", safe="")
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{file}", "content-security-policy": CARD_POLICY}
@@ -232,17 +232,17 @@ async def download(request: Request, form: str, name: str) -> Response:
 @router.get("/ledger", response_class=HTMLResponse)
 async def ledger(request: Request) -> Response:
     """The budgets, and who spent them."""
-    if site(request).settings.ledger is None:
+    if services(request).settings.ledger is None:
         return page(request, "ledger.html", ledger=None)
-    found = await while_wanted(request, site(request).ledger())
-    policy = site(request).rules.policy()
+    found = await while_wanted(request, services(request).ledger())
+    policy = services(request).rules.policy()
     return page(request, "ledger.html", ledger=found, approvals=0 if policy is None else policy.approvals)
 
 
 @router.get("/policy", response_class=HTMLResponse)
 def policy(request: Request) -> Response:
     """What is allowed, and what it says of the finished runs."""
-    rules = site(request).rules.policy()
+    rules = services(request).rules.policy()
     if rules is None:
         return page(request, "policy.html", rules=None)
     return page(request, "policy.html", rules=in_words(rules), digest=rules.digest, runs=_finished(request))

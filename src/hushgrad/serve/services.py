@@ -21,7 +21,7 @@ T = TypeVar("T")
 _MOMENT = 2.0  # seconds that a look at the ledger is good for
 
 
-class Site:
+class Services:
     """One per application. ``planner`` answers questions about plans, ``reader`` reads cards and the ledger."""
 
     def __init__(self, settings: Settings) -> None:
@@ -108,9 +108,9 @@ def _moment() -> str:
     return str(int(time.monotonic() / _MOMENT))
 
 
-def site(request: Request) -> Site:
-    """The site that a request is for."""
-    found: Site = request.app.state.site
+def services(request: Request) -> Services:
+    """The services that a request is for."""
+    found: Services = request.app.state.services
     return found
 
 
