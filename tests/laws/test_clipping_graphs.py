@@ -1,5 +1,6 @@
 """Graphs, or other sets of rows, of all examples in one list: each example's own gradient, or a refusal where they influence each other."""
 
+import math
 import random
 
 import pytest
@@ -199,4 +200,32 @@ def test_examples_are_counted_by_what_tells_their_rows(told):
         found = torch.cat([t.flatten() for t in capture.collect(Flat(0.5)).raw_sums.values()])
         with capture.pause():
             torch.testing.assert_close(found, _alone(model, graphs, 0.5, numbered=True))
+    capture.detach()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_graph_that_is_no_number_stays_out_of_others(seed):
+    torch.manual_seed(seed)
+    lot = random.Random(seed)
+    names = [lot.choice([name for name in APART if name != "its own mean"]) for _ in range(2)]
+    model = Net(names, "sum", told=lot.choice(("whose", "counts"))).double()
+    capture = Capture(model, loss_reduction="sum", unused="zero")
+    capture.attach()
+
+    def sums(graphs):
+        capture.examples(len(graphs))
+        model(*model.batch(graphs, numbered=False)).sin().sum().backward()
+        return torch.cat([t.flatten() for t in capture.collect(Flat(1.0)).raw_sums.values()])
+
+    for value in (None, math.nan, math.inf, 1e200, 1e4):
+        graphs = _graphs(lot, 4, alike=value is None)
+        if value is not None:
+            graphs[1] = (torch.full_like(graphs[1][0], value), *graphs[1][1:])
+        try:
+            found = sums(graphs)
+        except CaptureError as refusal:
+            assert "A record overflows" in str(refusal)
+            capture.discard()
+            continue
+        assert (found - sums([*graphs[:1], *graphs[2:]])).norm() <= 1 + 1e-6
     capture.detach()

@@ -164,7 +164,13 @@ def _add_placed(call: Call, place: Place, grads: tuple[Tensor | None, ...]) -> N
         layout = layout.at(g.shape, B)
     else:
         call.index = _rows(call.rows)
-        if bool(g[call.index == NOBODY].any()):
+        stray = g[call.index == NOBODY]
+        if bool(stray.isnan().any()):
+            call.site.tape.fail(
+                f"A record overflows behind {call.site.path or 'the model'}: its rows get gradients that are no numbers, which do not tell "
+                "whose they are. Bound the inputs (torch.nan_to_num, clamp) before they reach the model. Nothing was released."
+            )
+        if bool(stray.any()):
             call.site.tape.unproved(call)
     x = None if call.record is not None else _first(call.args, call.kwargs)
     if not call.rule.positions:
