@@ -337,6 +337,16 @@ def kernel_gradients(b: Bench) -> Any:
     return made, [G, G.double().flatten(1).square().sum(1)]
 
 
+def offset_gradients(b: Bench) -> Any:
+    groups, each, kernel, stride = b.size(1, 3), b.size(14, 19), (b.size(1, 4), b.size(1, 4)), b.size(1, 3)
+    x = b.tensor(b.size(1, 4), groups * each, b.size(6, 24), b.size(6, 24))
+    out = [(n - k) // stride + 1 for n, k in zip(x.shape[2:], kernel, strict=True)]
+    g = b.tensor(len(x), groups * b.size(1, 60), *out)
+    b.patch.setattr(_fused_products, "_WIDEST", 64)
+    geometry = conv.Geometry(kernel, (stride, stride), (1, 1), groups)
+    return b.without(_fused, "_LIBRARY", lambda: [conv.per_example_kernel(x, g, geometry)])
+
+
 def add_rows(b: Bench) -> Any:
     count, width, rows = b.size(0, 300), b.size(1, 90), b.size(1, 60)
     ids, values, weights = torch.from_numpy(b.rng.integers(0, rows, count)), b.tensor(count, width), b.tensor(count)
@@ -429,6 +439,7 @@ CASES: dict[str, Callable[[Bench], Any]] = {
     "outer_sums": outer_sums,
     "products": products,
     "outer_gradients": outer_gradients,
+    "offset_gradients": offset_gradients,
     "kernel_gradients": kernel_gradients,
     "add_rows": add_rows,
     "row_norms": row_norms,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,14 +27,9 @@ def add_product(left: Tensor, right: Tensor, out: Tensor, *, fresh: bool = False
     Each element is summed in one order, whatever the number of threads. ``fresh``: ``out`` is written, whatever it holds.
     """
     (p, K), d = left.shape, right.shape[1]
-    if (
-        _fused._LIBRARY is None
-        or _WIDEST < _WIDE
-        or not _fused._fit(left.t(), right, out)
-        or (len(right), out.shape) != (K, (p, d))
-    ):
+    if not _is_wide() or not _fused._fit(left.t(), right, out) or (len(right), out.shape) != (K, (p, d)):
         return False
-    library = _fused._LIBRARY
+    library: Any = _fused._LIBRARY
     x, g, to = right.data_ptr(), left.data_ptr(), out.data_ptr()
 
     def work(some: range) -> None:
@@ -48,9 +45,10 @@ def outer_gradients(x: Tensor, g: Tensor, among: int, each: int) -> tuple[tuple[
     ``among``: a public number of examples. With more threads than that, which here work on whole examples, a library is faster.
     """
     threads, x, g = torch.get_num_threads(), x.contiguous(), g.contiguous()
-    if _fused._LIBRARY is None or _WIDEST < _WIDE or threads > among or not len(x) or not _fused._fit(x, g):
+    if not _is_wide() or threads > among or not len(x) or not _fused._fit(x, g):
         return None
-    library, (B, T, d), p = _fused._LIBRARY, x.shape, g.shape[2]
+    (B, T, d), p = x.shape, g.shape[2]
+    library: Any = _fused._LIBRARY
     parts = tuple(x.new_empty(min(each, B - low), p, d) for low in range(0, B, each))
     norms = torch.empty(B, dtype=torch.float64)
     from_x, from_g, to = x.data_ptr(), g.data_ptr(), norms.data_ptr()
@@ -65,6 +63,35 @@ def outer_gradients(x: Tensor, g: Tensor, among: int, each: int) -> tuple[tuple[
 
     native.in_turns(jobs, work, min(threads, len(jobs)))
     return parts, norms
+
+
+def offset_gradients(g: Tensor, x: Tensor, starts: Sequence[int], depth: int, out: Tensor) -> bool:
+    """``out[k, i] = g[i, :, :depth] @ x[i, starts[k]:][:depth]`` for all k and i; whether that could be done here.
+
+    Args:
+        g: (B, p, positions).
+        x: (B, pixels, d).
+        starts: of the run of pixels under each offset; ``starts[k] + depth`` is at most ``pixels``.
+        depth: how many positions.
+        out: (len(starts), B, p, d).
+    """
+    (B, p, positions), (pixels, d) = g.shape, x.shape[1:]
+    if not _is_wide() or not _fused._fit(g, x, out) or (len(x), out.shape) != (B, (len(starts), B, p, d)):
+        return False
+    library: Any = _fused._LIBRARY
+    at = array("Q", starts)
+    assert depth <= positions and max(starts) + depth <= pixels
+    sizes = p, positions, depth, at.buffer_info()[0], len(starts)
+    from_g, from_x, to = g.data_ptr(), x.data_ptr(), out.data_ptr()
+
+    def work(some: range) -> None:
+        i = 4 * some.start
+        library.offset_gradients(
+            from_x + i * pixels * d, d, pixels, from_g + i * p * positions, *sizes, len(some), B * p * d, to + i * p * d
+        )
+
+    _fused._shared(B, max(1, _fused._SHARE // max(1, len(starts) * depth * p * d)), work)
+    return True
 
 
 def row_norms(ids: Tensor, example: Tensor, values: Tensor, examples: int) -> tuple[Tensor, Tensor, int] | None:
@@ -114,3 +141,8 @@ def _examples_shared(example: Tensor, each: int, work: Callable[[range], None]) 
 
 def _indices(*tensors: Tensor) -> bool:
     return all(t.dtype is torch.int64 and t.is_cpu and t.is_contiguous() for t in tensors)
+
+
+def _is_wide() -> bool:
+    """Whether our products are faster than a library's."""
+    return _fused._LIBRARY is not None and _WIDEST >= _WIDE

@@ -15,7 +15,7 @@ Long = ctypes.c_long
 Float = ctypes.c_float
 Double = ctypes.c_double
 
-ABI = 3823862931
+ABI = 1766454172
 PAIRS = 128
 GROUP = 256
 GROUP_BLOCKS = 96
@@ -166,6 +166,7 @@ SIGNATURES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {  # library, fu
         "outer_sums": (None, (At, Size, At, Size, At, Size, At, At)),
         "products": (None, (At, Size, At, Size, Size, Size, At, Int)),
         "outer_gradients": (None, (At, Size, At, Size, Size, Size, At, At)),
+        "offset_gradients": (None, (At, Size, Size, At, Size, Size, Size, At, Size, Size, Size, At)),
         "kernel_gradients": (None, (ctypes.POINTER(Geometry), At, At, Size, At, At, At)),
         "sq_norms": (None, (At, Size, Size, At)),
         "row_norms": (Size, (At, At, At, Size, Size, Size, At, Size, At, At, At, At, At)),
@@ -217,6 +218,7 @@ REFERENCES: dict[str, tuple[str, bool]] = {  # what a kernel is compared with, a
     "outer_sums": ("hushgrad.clipping.rules.linear._add_weighted_rows", False),
     "products": ("hushgrad.clipping.record.Sum.addmm", False),
     "outer_gradients": ("hushgrad.clipping.rules.linear.Linear.per_example", False),
+    "offset_gradients": ("hushgrad.clipping.rules.kernels.per_example_kernel", False),
     "kernel_gradients": ("hushgrad.clipping.rules.conv.per_example_kernel", False),
     "sq_norms": ("hushgrad.clipping.mass.sq_norm", False),
     "row_norms": ("hushgrad.clipping.rules.embedding.rows_sq_norm", False),

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HUSHGRAD_ABI 3823862931
+#define HUSHGRAD_ABI 1766454172
 
 /* Constants ------------------------------------------------------------------------------------------------------------- */
 
@@ -225,6 +225,11 @@ void hushgrad_products(const float *x, size_t d, const float *g, size_t p, size_
  * Reference, to rounding: hushgrad.clipping.rules.linear.Linear.per_example. */
 void hushgrad_outer_gradients(const float *x, size_t d, const float *g, size_t p, size_t rows, size_t examples, float *G,
                               double *sq_norms);
+
+/* For each of `examples` x (pixels, d) and g (p, positions), and each offset k: sum_t g[., t] x[starts[k] + t, .]^T over t < depth, which
+ * goes to G + k stride (examples, p, d). Reference, to rounding: hushgrad.clipping.rules.kernels.per_example_kernel. */
+void hushgrad_offset_gradients(const float *x, size_t d, size_t pixels, const float *g, size_t p, size_t positions, size_t depth,
+                               const size_t *starts, size_t taps, size_t examples, size_t stride, float *G);
 
 /* The gradient G of a small convolution's kernel for each example, with its squared norm; room holds channels padded_h padded_w + out_h
  * out_w row floats. Reference, to rounding: hushgrad.clipping.rules.conv.per_example_kernel. */

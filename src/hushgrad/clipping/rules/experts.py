@@ -84,8 +84,8 @@ class Routed(NamedTuple):
         """
         n = self.right.shape[1]
         probes = torch.randn(_PROBES, n, generator=_lot, dtype=torch.float32).to(self.right)
-        seen = (probes @ self.right.t()).t()  # in this order a few rows by many take a quarter of the time
-        made = [some.t() @ left for left, some in self.by_expert(self.left, seen)]
+        seen = (probes @ self.right.t()).t().contiguous()  # in this order a few rows by many take a quarter of the time
+        made = [product(some.t(), left) for left, some in self.by_expert(self.left, seen)]
         wanted = (probes @ total.to(probes.dtype).reshape(-1, n).t()).view(_PROBES, self.experts, -1)
         return (torch.stack(made, 1) - wanted).norm() / _PROBES**0.5
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hushgrad.clipping import _fused_products
+
 CACHE = 1 << 18  # floats of unfolded patches at a time (1 MB in single precision: they stay in the cache)
 _SHORT = 32  # floats of a run of memory that are too few to be copied fast
 _FEW_CHANNELS = 16  # below, a product per offset is too thin to be fast
@@ -87,8 +89,9 @@ def _by_offsets(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     starts = [sum(o * prod(size[axis + 1 :]) for axis, o in enumerate(offset)) for offset in geometry.offsets]
     run = min(g.shape[2], x.shape[1] - starts[-1])  # beyond it there are only zeros of g
     G = g.new_empty(len(starts), B * groups, C_out // groups, C_in // groups)
-    for k, start in enumerate(starts):
-        torch.bmm(g[:, :, :run], x[:, start : start + run], out=G[k])
+    if not _fused_products.offset_gradients(g, x, starts, run, G):
+        for k, start in enumerate(starts):
+            torch.bmm(g[:, :, :run], x[:, start : start + run], out=G[k])
     G = G.view(*geometry.kernel, B, C_out, C_in // groups)
     return G.permute(*range(-3, 0), *range(len(geometry.kernel)))
 
@@ -103,7 +106,9 @@ def _by_patches(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     step = max(1, CACHE // (each * taps * positions))
     for start in range(0, len(x), step):
         some = slice(start, start + step)
-        torch.bmm(g[some], patches_of(x[some], geometry), out=G[some])
+        patches = patches_of(x[some], geometry)
+        if not _fused_products.offset_gradients(g[some], patches, [0], positions, G[some].unsqueeze(0)):
+            torch.bmm(g[some], patches, out=G[some])
     *rest, last = geometry.kernel
     if _in_two_steps(each, geometry):
         return G.view(B, C_out, last, *rest, each).movedim(-1, 2).movedim(3, -1)

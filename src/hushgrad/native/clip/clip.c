@@ -43,6 +43,11 @@ void hushgrad_outer_gradients(const float *x, size_t d, const float *g, size_t p
     CHOSEN(outer_gradients)(x, d, g, p, rows, examples, G, sq_norms);
 }
 
+void hushgrad_offset_gradients(const float *x, size_t d, size_t pixels, const float *g, size_t p, size_t positions, size_t depth,
+                               const size_t *starts, size_t taps, size_t examples, size_t stride, float *G) {
+    CHOSEN(offset_gradients)(x, d, pixels, g, p, positions, depth, starts, taps, examples, stride, G);
+}
+
 void hushgrad_kernel_gradients(const geometry *c, const float *x, const float *g, size_t examples, float *room, float *G,
                                double *sq_norms) {
     CHOSEN(kernel_gradients)(c, x, g, examples, room, G, sq_norms);

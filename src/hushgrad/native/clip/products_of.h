@@ -35,3 +35,21 @@ TARGET static void NAME(outer_gradients)(const float *x, size_t d, const float *
         sq_norms[i] = NAME(sq_norm)(G, p * d);
     }
 }
+
+#define SIDE_BY_SIDE 48 /* rows of g that are turned at a time: four tiles */
+
+/* See abi.h. Some rows of g are turned, and then multiplied with what lies under all offsets of a stretch of positions. */
+TARGET static void NAME(offset_gradients)(const float *x, size_t d, size_t pixels, const float *g, size_t p, size_t positions, size_t depth,
+                                          const size_t *starts, size_t taps, size_t examples, size_t stride, float *G) {
+    float turned[DEEP_SUM * SIDE_BY_SIDE];
+    for (size_t i = 0; i < examples; i++, x += pixels * d, g += p * positions, G += p * d)
+        for (size_t low = 0; low < depth || !low; low += DEEP_SUM)
+            for (size_t row = 0; row < p; row += SIDE_BY_SIDE) {
+                const size_t deep = depth - low < DEEP_SUM ? depth - low : DEEP_SUM;
+                const size_t some = p - row < SIDE_BY_SIDE ? p - row : SIDE_BY_SIDE;
+                for (size_t k = 0; k < some; k++)
+                    for (size_t t = 0; t < deep; t++) turned[t * SIDE_BY_SIDE + k] = g[(row + k) * positions + low + t];
+                for (size_t k = 0; k < taps; k++)
+                    NAME(products)(x + (starts[k] + low) * d, d, turned, SIDE_BY_SIDE, deep, some, G + k * stride + row * d, low > 0);
+            }
+}
