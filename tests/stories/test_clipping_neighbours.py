@@ -249,6 +249,49 @@ def test_an_integer_that_no_example_had_so_far(what):
     assert gap(Range(what), [(words,)], (later,), 3) <= 1.0001
 
 
+ANSWERS = {  # an answer about all integers, or all numbers, of a batch, which one of its examples may already decide
+    "largest": lambda x, k: x.max(),
+    "smallest": lambda x, k: x.min(),
+    "any": lambda x, k: (x == k).any(),
+    "all below": lambda x, k: (x < k).all(),
+    "none above": lambda x, k: ~(x > k).any(),
+    "some at most": lambda x, k: (x <= k).any(),
+    "none": lambda x, k: (x != k).all(),
+}
+
+
+class Answered(nn.Module):
+    """Words, and numbers, scaled by what an answer about the whole batch says."""
+
+    def __init__(self, answer, bound, numbers):
+        super().__init__()
+        self.e, self.l, self.b = nn.Embedding(20, 6), nn.Linear(5, 6), nn.Linear(6, 3)
+        self.answer, self.bound, self.numbers = answer, bound, numbers
+
+    def forward(self, x):
+        h = self.l(x) if self.numbers else self.e(x).mean(1)
+        return self.b(h.tanh()) * (1 + self.answer(x, self.bound).to(h.dtype))
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("what", ANSWERS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_answer_about_a_batch_that_each_of_its_examples_gives_alone(seed, what, numbers):
+    """None of its examples shows that it follows from the others: all hold the same extremes, or are on one side of the bound."""
+    lot = random.Random(seed)
+    torch.manual_seed(seed)
+    B, bound = lot.choice([2, 3, 5, 8, 14]), lot.randrange(3, 17)
+    x = torch.randint(1, 19, (B, 5))
+    x[:, lot.randrange(5)] = lot.choice([19, bound, bound + 1])
+    x[:, lot.randrange(5)] = lot.choice([0, bound, bound - 1])
+    model = Answered(ANSWERS[what], bound, numbers)
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    with pytest.raises(REFUSED):
+        clipped(capture, model, (x.float() if numbers else x,))
+    capture.detach()
+
+
 def test_a_batch_of_one_is_proved_and_then_read():
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
     capture = Capture(model, loss_reduction="sum")

@@ -38,6 +38,11 @@ def beyond() -> list[Named]:
     return [("larger integers", _more), ("a larger integer somewhere", _more_somewhere), ("smaller integers", _fewer)]
 
 
+def extremes() -> list[Named]:
+    """Changes of integers to the smallest one of the batch everywhere, and to the largest."""
+    return [("the smallest integer throughout", _smallest), ("the largest integer throughout", _equal)]
+
+
 def _more(t: Tensor, every: Tensor) -> Tensor:
     counts = not t.is_floating_point() and t.dtype is not torch.bool and every.numel() > 0
     return torch.full_like(t, min(int(every.max()) + 1, torch.iinfo(t.dtype).max)) if counts else t
@@ -109,6 +114,10 @@ def turned(t: Tensor, every: Tensor) -> Tensor:
 
 def _equal(t: Tensor, every: Tensor) -> Tensor:
     return torch.full_like(t, every.max().item()) if t.numel() and not t.is_floating_point() else t
+
+
+def _smallest(t: Tensor, every: Tensor) -> Tensor:
+    return torch.full_like(t, every.min().item()) if t.numel() and not t.is_floating_point() else t
 
 
 def other(t: Tensor, _: Tensor) -> Tensor:

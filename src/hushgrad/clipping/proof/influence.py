@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hushgrad.clipping.proof.changed_examples import KINDS, Named, beyond, changes, constant, halved, short, turned
+from hushgrad.clipping.proof.changed_examples import KINDS, Named, beyond, changes, constant, extremes, halved, short, turned
 from hushgrad.clipping.proof.inputs import leaves
 from hushgrad.clipping.proof.other_rows import by_rows
 from hushgrad.clipping.proof.seal_runs import Sealing, kept, kept_elsewhere, outputs_of, part_of, tried
@@ -147,22 +147,37 @@ def swayed(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
 
 
 def _by_integers(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:
-    """Give others integers that do not occur in the batch: the largest of all may be in each of its examples."""
-    counts = any(not t.data.is_floating_point() and t.data.dtype is not torch.bool for t in leaves(few))
-    return _replaced(stage, structure, [few], others, n, [beyond()]) if counts and stage.compared()[1] else None
+    """Give others integers that do not occur in the batch; then let them alone hold others than the smallest, or the largest one.
+
+    The largest or the smallest integer may be in each example of the batch: then no other one shows that it decides for all.
+    """
+    if all(t.data.is_floating_point() or t.data.dtype is torch.bool for t in leaves(few)):
+        return None
+    problem = _replaced(stage, structure, [few], others, n, [beyond()]) if stage.compared()[1] else None
+    for name, extreme in extremes():
+        plain = structure.reading.changed(few, {i: extreme for i in range(n) if i not in others}, n)
+        problem = problem or _replaced(stage, structure, [plain, few], others, n, [[(name, extreme)]])
+    return problem
 
 
 def _by_constants(stage: Sealing, structure: Structure, few: Any, others: list[int], n: int) -> str | None:
-    """Set others, then those that stay, to constants that the forward compares with (a missing value, a token, the end of a text)."""
+    """Set others, then those that stay, to constants that the forward compares with (a missing value, a token, the end of a text).
+
+    Then all of them to a number on one side of a constant, and others to the other side: an answer about the batch ("is any of them
+    larger?") may already follow from each example of it.
+    """
     constants, anew = stage.compared()
     if not constants:
         return None
     named = [constant(c, anew=anew) for c in constants]
     problem = _replaced(stage, structure, [few], others, n, [[change for made in named for change in made]])
     stay = [i for i in range(n) if i not in others]
-    for value, (everywhere, *_) in zip(constants, named, strict=True):
+    for value, (at, _, above, below) in zip(constants, named, strict=True):
         ended = structure.reading.changed(few, dict.fromkeys(stay, halved(value, anew=anew)), n)
-        problem = problem or _replaced(stage, structure, [ended, few], others, n, [[everywhere]])
+        problem = problem or _replaced(stage, structure, [ended, few], others, n, [[at]])
+        for one, other in ((below, at), (at, above)):
+            alike = structure.reading.changed(few, dict.fromkeys(range(n), one[1]), n)
+            problem = problem or _replaced(stage, structure, [alike, few], others, n, [[other]])
     return problem
 
 
