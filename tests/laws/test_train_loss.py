@@ -103,6 +103,53 @@ def test_a_mean_over_the_examples_is_taken_as_it_is(name):
     assert VOUCHED not in private.spent().notes and VOUCHED in vouched.spent().notes
 
 
+LINES = {  # where a loop calls its loss
+    "inside of autocast": lambda own, model, x, y: own(_half(model, x), y),
+    "with the model": lambda own, model, x, y: own(model(x), y),
+}
+
+
+def _half(model, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(x)
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("name", [*SEPARATE, "a product", "by loop"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_loss_under_autocast_is_computed_in_single_precision(name, line, seed):
+    """Autocast does not act inside of vmap: there a loss of half precision would be computed in half precision."""
+    weights = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(seed))
+    more = {
+        "a product": lambda out, y: F.cross_entropy(out @ weights.to(out.dtype), y),
+        "by loop": lambda out, y: F.cross_entropy(out, y) * (1.0 if out.sum().item() > 0 else 2.0),
+    }
+    fn, each = (SEPARATE | more)[name], {"per_example": name == "by loop"}
+
+    def inside(private, model, x, y, own):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = LINES[line](own, model, x, y)
+        loss.backward()
+
+    def outside(private, model, x, y, own):
+        own(_half(model, x).float(), y).backward()
+
+    private, found = _run(fn, seed=seed, step=inside, **each)
+    _, expected = _run(fn, seed=seed, step=outside, **each)
+    assert torch.equal(found, expected)
+    assert VOUCHED not in private.spent().notes
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_loss_that_mixes_examples_is_refused_under_autocast(name):
+    def inside(private, model, x, y, own):
+        with torch.autocast("cpu", torch.bfloat16):
+            own(model(x), y).backward()
+
+    with pytest.raises(NotIsolated, match="not the mean of its examples' own losses"):
+        _run(MIXING[name], step=inside)
+
+
 def test_a_loss_stays_per_example_when_later_batches_would_mix():
     """No label is ignored in the first batch: the comparison cannot see it, and need not."""
     data, seen = _data(0), []

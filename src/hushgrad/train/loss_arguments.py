@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hushgrad.clipping._torch import is_autocast
 from hushgrad.clipping.proof.inputs import inside, leaves, mapped
 from hushgrad.errors import ArgumentError, CaptureError
 
 
 class Arguments:
-    """A function's arguments; every tensor in them has one row for each example."""
+    """A function's arguments; every tensor in them has one row for each example.
+
+    Autocast does not act inside of vmap. So under it the function is called without it, in single precision, whichever way.
+    """
 
     def __init__(self, fn: Callable[..., Tensor], args: Any) -> None:
-        self.fn, self.args, self.tensors = fn, args, leaves(args)
+        self._cast = is_autocast()
+        self.fn, self.args = fn, mapped(args, _widened) if self._cast else args
+        self.tensors = leaves(self.args)
 
     def of(self, fn: Callable[..., Tensor]) -> Arguments:
         """The same arguments for another function."""
@@ -32,7 +39,7 @@ class Arguments:
 
     def together(self) -> Tensor:
         """The function's result for all examples: one number, or one for each. It gets copies, in which it may write."""
-        return _mean_of_each(self.fn(*mapped(self.args, torch.clone)))
+        return _mean_of_each(self._called(mapped(self.args, torch.clone)))
 
     def at_once(self) -> Tensor:
         """Its result for each example alone, by vmap."""
@@ -53,7 +60,15 @@ class Arguments:
 
     def _one(self, *rows: Tensor) -> Tensor:
         rest = iter(rows)
-        return self.fn(*mapped(self.args, lambda _: next(rest)[None])).mean()
+        return self._called(mapped(self.args, lambda _: next(rest)[None])).mean()
+
+    def _called(self, args: Any) -> Tensor:
+        if not self._cast:
+            return self.fn(*args)
+        with ExitStack() as off:
+            for device in {t.device.type for t in self.tensors}:
+                off.enter_context(torch.autocast(device, enabled=False))
+            return self.fn(*args)
 
 
 def has_rows(data: Any, examples: int) -> bool:
@@ -94,6 +109,10 @@ def gradients(loss: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor, ...]:
             "The loss writes into a tensor after it has computed with it (an operation whose name ends in _, or t[...] = ...), so it has "
             "no gradient any more. Let it make a new tensor: t = t.clamp(0, 1) in place of t.clamp_(0, 1), or begin with t = t.clone()."
         ) from error
+
+
+def _widened(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def _closed(value: Any) -> Any:
