@@ -48,6 +48,39 @@ def test_rounding_is_that_of_the_lowest_precision_inside():
     exact(_Casts().double(), torch.randn(5, 7, WIDTH).double() * 30, tolerance=1e-5)
 
 
+COMPLEX = {  # x (B, T, d), a complex weight W (d, d) that is a view of a real parameter, and a bias b (d,)
+    "rows": lambda x, W, b: x[:, 0] @ W,
+    "positions": lambda x, W, b: (x @ W).sum(1),
+    "columns": lambda x, W, b: (W @ x[:, 0].t()).t(),
+    "with a bias": lambda x, W, b: torch.addmm(b, x[:, 0], W),
+    "a layer": lambda x, W, b: F.linear(x[:, 0], W, b),
+    "conjugates": lambda x, W, b: (x[:, 0].conj() @ W.conj()) * b,
+    "adjoint": lambda x, W, b: x[:, 0] @ W.mH,
+    "sums": lambda x, W, b: torch.einsum("btd,de->be", x, W),
+    "spectrum": lambda x, W, b: torch.fft.ifft(torch.fft.fft(x.sum(1)) * b),
+}
+
+
+class _Complex(nn.Module):
+    """What a refusal of complex parameters recommends: real ones, seen as complex numbers."""
+
+    def __init__(self, how, seen):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH, 2)), nn.Parameter(torch.randn(WIDTH, 2))
+        self.how, self.seen = how, seen
+
+    def forward(self, x):
+        made = self.how(torch.fft.fft(x), torch.view_as_complex(self.weight), torch.view_as_complex(self.bias))
+        return torch.view_as_real(made).flatten(1) if self.seen == "both" else getattr(made, self.seen)
+
+
+@pytest.mark.parametrize("seen", ["both", "real", "imag"])
+@pytest.mark.parametrize("how", COMPLEX)
+def test_products_of_complex_numbers_are_read_by_their_adjoint(how, seen):
+    torch.manual_seed(len(how) + len(seen))
+    exact(_Complex(COMPLEX[how], seen).double(), torch.randn(5, 3, WIDTH).double())
+
+
 class _Experts(nn.Module):
     """Experts in one tensor. The first column of x is the expert of each token."""
 

@@ -32,7 +32,7 @@ def fingerprint(value: Any) -> Any:
     if type(local) is not Tensor or local.layout is not torch.strided:
         return _Copy(local.clone())
     if local.is_complex():
-        local = torch.view_as_real(local)
+        local = torch.view_as_real(local.resolve_conj())
     bits = local.contiguous().view(_INTEGERS[local.element_size()]).flatten()
     if bits.dtype is torch.int32 and bits.numel() % 2 == 0:
         bits = bits.view(torch.int64)  # half as many to multiply

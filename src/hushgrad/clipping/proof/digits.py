@@ -206,7 +206,7 @@ def _sizes(grads: list[Tensor | None]) -> tuple[list[float], list[bool]]:
 
 
 def _wide(g: Tensor) -> Tensor:
-    g = torch.view_as_real(g.detach()) if g.is_complex() else g.detach()
+    g = torch.view_as_real(g.detach().resolve_conj()) if g.is_complex() else g.detach()
     return (g if g.dtype in _WORDS else g.float()).contiguous()
 
 

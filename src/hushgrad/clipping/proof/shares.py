@@ -255,7 +255,7 @@ def _product(border: Border, name: str, g: Tensor, layout: Layout, examples: int
         return None
     if slot == 0:  # W @ x, with the examples in the columns of x
         g, other, layout = g.t(), other.t(), layout._replace(dim=0)
-    left, right = (layout.apart(t, examples).flatten(1, -2) for t in (other, g))
+    left, right = (layout.apart(t, examples).flatten(1, -2) for t in (other.conj(), g))  # of complex numbers, views of parameters
     made = torch.bmm(left.transpose(1, 2), right)
     return made if slot else made.transpose(1, 2), float(left.norm()) * float(right.norm())
 
