@@ -59,24 +59,29 @@ def _responses(data: tuple[int, ...], how: Participation, p: float, k: int, *, n
     return law
 
 
-def _epsilon(p: Law, q: Law, delta: float) -> float:
-    def excess(e: float) -> float:
-        return sum(max(0.0, mass - math.exp(e) * q.get(output, 0.0)) for output, mass in p.items())
+def _excess(p: Law, q: Law, e: float) -> float:
+    return sum(max(0.0, mass - math.exp(e) * q.get(output, 0.0)) for output, mass in p.items())
 
+
+def _epsilon(p: Law, q: Law, delta: float) -> float:
     low, high = 0.0, 60.0
-    if excess(0.0) <= delta:
+    if _excess(p, q, 0.0) <= delta:
         return 0.0
     for _ in range(70):
         middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > delta else (low, middle)
+        low, high = (middle, high) if _excess(p, q, middle) > delta else (low, middle)
     return high
 
 
 def _worst(law_of: Callable[[tuple[int, ...]], Law], n: int, k: int, delta: float) -> float:
-    """Over all data sets and all replacements of one record."""
-    others = itertools.product(range(k), repeat=n - 1)
-    pairs = [((x, *rest), (y, *rest)) for rest in others for x in range(k) for y in range(k) if x != y]
-    return max(_epsilon(law_of(a), law_of(b), delta) for a, b in pairs)
+    """Over all data sets and all replacements of one record; a pair within the largest so far is not searched."""
+    laws, worst = cache(law_of), 0.0
+    for rest in itertools.product(range(k), repeat=n - 1):
+        for x, y in itertools.permutations(range(k), 2):
+            p, q = laws((x, *rest)), laws((y, *rest))
+            if _excess(p, q, worst) > delta:
+                worst = max(worst, _epsilon(p, q, delta))
+    return worst
 
 
 @cache
