@@ -229,3 +229,16 @@ def test_a_graph_that_is_no_number_stays_out_of_others(seed):
             continue
         assert (found - sums([*graphs[:1], *graphs[2:]])).norm() <= 1 + 1e-6
     capture.detach()
+
+
+def test_rows_in_any_order_are_refused_by_what_is_missing_not_by_a_layer():
+    torch.manual_seed(0)
+    model = Net(["messages", "layer"], "mean", told="whose").double()
+    capture = Capture(model, loss_reduction="sum")
+    capture.attach()
+    x, links, whose, kinds, *rest = model.batch(_graphs(random.Random(1), WIDTH, alike=False), numbered=False)
+    order = torch.cat([torch.randperm(len(x) - 1), torch.tensor([len(x) - 1])])
+    capture.examples(WIDTH)  # as many as features
+    with pytest.raises(NotIsolated, match="together with the example of each row"):
+        model(x[order], order.argsort()[links], whose[order], kinds[order], *rest)
+    capture.detach()

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hushgrad import _check
-from hushgrad.clipping.runs import Batch, detached, run_turned, run_with_others, same, traced_run, with_squares_shared
+from hushgrad.clipping.runs import UNCALLABLE, Batch, detached, run_turned, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
 # Which example stays while all others change, and by what factor. The first one may be immune, so the last is tried, too; and a capacity
 # that is filled in order overflows if all others equal one of the last (None).
 _TRIED = ((0, 1.0), (0, 10.0), (0, -10.0), (-1, 1.0), (-1, 10.0), (-1, -10.0), (-1, None), (-2, None), (-3, None), (-5, None))
-_UNCALLABLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
 
 
 def isolation(
@@ -83,7 +82,7 @@ def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | No
         for dim in (0,) if first == examples else (0, 1):  # otherwise a width equal to the batch size would be read as examples
             try:
                 found = _culprit(model, args, kwargs, Batch(examples, dim))
-            except _UNCALLABLE:  # it cannot be called once more
+            except UNCALLABLE:  # it cannot be called once more
                 continue
             if found is not None:
                 return _sentence(*found)
@@ -151,7 +150,7 @@ def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch, owners: Ma
 def _keeps_its_order(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
     try:
         return all(same(a, b) for a, b in run_turned(module, args, kwargs, batch))
-    except _UNCALLABLE:  # it accepts one order only, such as sequences sorted by length
+    except UNCALLABLE:  # it accepts one order only, such as sequences sorted by length
         return True
 
 
@@ -208,18 +207,21 @@ def _culprit(model: nn.Module, args: Any, kwargs: Any, batch: Batch) -> tuple[st
         handle.remove()
     for path, module, its_args, its_kwargs in seen:
         try:
-            rows = batch.of((its_args, its_kwargs)) and _returns_rows(module, its_args, its_kwargs, batch)
+            rows = _keeps_rows(module, its_args, its_kwargs, batch)
             detail = _finding(module, its_args, its_kwargs, batch, {}) if rows else None
-        except _UNCALLABLE:  # not callable alone; a later module may be to blame
+        except UNCALLABLE:  # not callable alone; a later module may be to blame
             continue
         if detail is not None:
             return path, module, detail
     return None
 
 
-def _returns_rows(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
+def _keeps_rows(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
+    """Whether it returns examples, and takes some in front of their features, of which there may be as many."""
+    taken = batch.of((args, kwargs))
+    rows = any(not t.is_floating_point() or t.dim() < 2 or batch.axis(t) != t.dim() - 1 for t in taken)
     with torch.no_grad():
-        return bool(batch.of(module(*args, **kwargs)))
+        return rows and bool(batch.of(module(*args, **kwargs)))
 
 
 def _where(path: str, module: nn.Module) -> str:

@@ -22,6 +22,10 @@ _SAME_HALF = 2e-2  # of numbers with eight bits: a few roundings, each of 1/256
 _PIECE = 1 << 16  # numbers that are compared at once
 
 
+# What a model or a module raises for inputs that it does not take: cut in the wrong place, or of other sizes.
+UNCALLABLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+
+
 class Batch(NamedTuple):
     """Where the examples are: in dimension ``dim``, else in the first or second dimension that has their number."""
 

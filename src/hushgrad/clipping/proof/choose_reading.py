@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hushgrad.clipping.layout import Kind, Layout
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
-from hushgrad.clipping.proof.survey import CUT_WRONG, Run, Stage, exits_in, run_some
+from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
+from hushgrad.clipping.runs import UNCALLABLE
 from hushgrad.clipping.thresholds import MUCH_LARGER
 from hushgrad.errors import CaptureError, NotIsolated
 
@@ -95,7 +96,7 @@ def _takes_halves(stage: Stage, reading: Reading, inputs: Any, examples: int) ->
     try:
         with torch.no_grad(), stage.paused():
             stage.alone(reading.joined(inputs, flat.halves(), examples))
-    except CUT_WRONG:
+    except UNCALLABLE:
         return False
     return True
 

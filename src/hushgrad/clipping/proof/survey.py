@@ -18,6 +18,7 @@ from hushgrad.clipping.proof.rounding import same_as_made
 from hushgrad.clipping.proof.structure import Number, Structure, is_packed, numbered
 from hushgrad.clipping.proof.tags import Exit, tagged
 from hushgrad.clipping.proof.variable_lengths import Opening
+from hushgrad.clipping.runs import UNCALLABLE
 from hushgrad.clipping.site import Call
 from hushgrad.errors import CaptureError
 
@@ -84,17 +85,13 @@ class Survey(NamedTuple):
     owners: dict[Number, list[Owners]]
 
 
-# What a model raises for inputs that were cut in the wrong place.
-CUT_WRONG = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError)
-
-
 def run_some(stage: Stage, reading: Reading, inputs: Any, which: Tensor, examples: int) -> Run | None:
     """A pass over some of the examples; None if the model rejects them."""
     try:
         return stage.run(reading.only(inputs, which, examples), len(which))
     except CaptureError:
         raise
-    except CUT_WRONG:
+    except UNCALLABLE:
         return None
 
 

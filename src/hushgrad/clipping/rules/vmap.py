@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from hushgrad.clipping.base import Record, Rule
 from hushgrad.clipping.outputs import tensors_of
+from hushgrad.clipping.runs import UNCALLABLE
 from hushgrad.errors import CaptureError
 
 _SAME = 1e-3  # relative: far above rounding, far below what a mask's row in the place of the mask does
@@ -159,7 +160,7 @@ def _fits(layer: _Layer, batched: list[bool]) -> bool:
     try:
         with torch.no_grad():
             return [y.shape for y in layer.outputs(layer.trained, layer.row(layer.leaves, batched, 0))] == expected
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError):  # of inputs that it was not made for
+    except UNCALLABLE:  # of inputs that it was not made for
         return False
 
 
