@@ -53,12 +53,7 @@ TESTS = {
     "clipping/adaptive.py": CLIPPERS,
     "clipping/per_layer.py": CLIPPERS,
     "estimators/objective.py": [f"{GOLDEN}estimators_objective.py"],
-    "train/guard.py": [
-        f"{LAWS}train_before.py",
-        f"{LAWS}train_books.py",
-        f"{LAWS}train_step.py",
-        "tests/stories/test_train_refusals.py",
-    ],
+    "train/guard.py": [f"{LAWS}train_guard.py"],
     "train/books.py": [f"{LAWS}train_books.py", f"{LAWS}train_before.py"],
 }
 ANY = ""
@@ -220,6 +215,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
             "1.0 if bracket is None else math.sqrt(low / high)",
         )
     },
+    ("train/guard.py", "_registrations, _changes = 0, count(1)", ANY): "only whether the number has changed is asked",
     (
         "train/books.py",
         "self.plan.noise.event(1.0, participation, self.plan.steps)",
