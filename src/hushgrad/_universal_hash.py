@@ -104,13 +104,8 @@ class Seen:
         if hashed.room.sizes != sizes:
             hashed.room = _Room(*sizes)
         self.hashed, self._room, self._tensors, self._versions = hashed, hashed.room, tensors, list(map(_VERSION, tensors))
-
-    def places(self, tensors: list[Tensor]) -> list[int]:
-        """The addresses where C puts the hashes of these tensors, which are all of them or those that one thread works on."""
-        if len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors)):
-            return self._room.places
-        by_object = dict(zip(map(id, self._tensors), self._room.places, strict=True))
-        return [by_object[id(tensor)] for tensor in tensors]
+        # Where C puts the hashes of each tensor, by its id.
+        self.places = dict(zip(map(id, tensors), self._room.places, strict=True))
 
     def look(self, tensor: Tensor, low: int, size: int) -> None:
         """Hash the elements [low, low + size), which are whole blocks unless they end the tensor."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping._torch import hooked
-from hushgrad.clipping.proof.state import Wiring
+from hushgrad.clipping.proof.state import Attributes
+from hushgrad.clipping.site import hooked
 
 
 @pytest.mark.parametrize("kind", ["leaf", "made", "view"])
@@ -39,20 +39,23 @@ def test_a_hook_without_a_handle_is_torchs_own(kind: str, others: str) -> None:
 
 def test_a_hook_or_child_where_there_was_none_is_another_wiring() -> None:
     model = nn.Sequential(OrderedDict(a=nn.Linear(2, 2), b=nn.ReLU(), c=nn.Sequential()))
-    wiring = Wiring(model)
-    wiring.look()
-    first = wiring.number()
+    attributes = Attributes(model)
+
+    def wiring() -> int:
+        return attributes.key(())[0]
+
+    first = wiring()
     for register in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
         handle = getattr(model.b, register)(lambda *_: None)
-        assert wiring.number() != first, register
+        assert wiring() != first, register
         handle.remove()
-        assert wiring.number() == first, register
+        assert wiring() == first, register
     everywhere = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert wiring.number() != first
+    assert wiring() != first
     everywhere.remove()
-    assert wiring.number() == first
+    assert wiring() == first
     model.c.add_module("d", nn.Tanh())
-    assert wiring.number() != first
+    assert wiring() != first
 
 
 class _Any(nn.Module):

@@ -5,7 +5,6 @@ This file: graphs, hooks and modes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -123,17 +122,6 @@ def checkpoints_off() -> Iterator[None]:
 def global_hooks() -> list[dict[Any, Any]]:
     """Hooks that apply to all modules."""
     return [_module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_hooks]
-
-
-def hooked(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """``tensor.register_hook(hook)`` without a handle for removal, in half the time: each layer of each pass calls it."""
-    if tensor._backward_hooks is not None or tensor.grad_fn is None:
-        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        return
-    hooks: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
-    tensor._backward_hooks = hooks
-    tensor.grad_fn._register_hook_dict(tensor)
-    hooks[-1] = hook  # torch counts from 0
 
 
 def input_metadata(node: Node) -> Sequence[Any]:

@@ -108,6 +108,7 @@ class Capture(Declarations, ProofInterface):
         self._reduced: Added = self._added
         self._grouped: tuple[Clipper | None, bool] = (None, False)  # the last clipper, and whether it clips groups separately
         self._dtypes: dict[str, torch.dtype] = {}  # of the sums
+        self._blank: dict[str, Sum] = {}  # the sums of most steps; none has a tensor between two of them
         self._scattered: frozenset[str] = frozenset()
         self._by_rows: frozenset[str] = frozenset()
         self.tables: dict[int, Site] = {}  # those that are kept by rows, by their memory
@@ -145,6 +146,7 @@ class Capture(Declarations, ProofInterface):
             self._certificate = self._certificate._replace(width=width)
             self._certificate.cap(1)  # raises now if there is none for such a batch
             self._dtypes = dict.fromkeys(self._dtypes, torch.float64)
+        self._blank = self._sums({})
         self._covered = frozenset(name for s in self._sites for name in s.full.values())
         self._usual_calls = len(self._sites) + len(self._params.keys() - self._covered)
         self._names = {id(p): name for name, p in self._params.items()}

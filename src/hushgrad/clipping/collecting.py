@@ -1,8 +1,8 @@
 """The part of the capture that every step runs: a batch is announced, passes over it are recorded, and a clipped sum is computed.
 
 A batch begins with the first pass through the model after a backward. Gradients that arrive in one or several backward passes over
-it belong to the same examples; a forward after a backward holds other examples (a micro-batch). A small model's step is mostly Python time,
-so an ordinary step has a short path here; rarer cases are in :mod:`hushgrad.clipping.tape` and :mod:`hushgrad.clipping.grouping`.
+it belong to the same examples; a forward after a backward holds other examples (a micro-batch). An ordinary step of a small model is
+mostly Python time and has a short path here; other cases are in :mod:`hushgrad.clipping.tape` and :mod:`hushgrad.clipping.grouping`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hushgrad.clipping.gradient_layout import read_by_rows
 from hushgrad.clipping.grouping import BESIDE, Grouping
 from hushgrad.clipping.heavy_units import is_light
 from hushgrad.clipping.mass import Mass
-from hushgrad.clipping.record import clipped
+from hushgrad.clipping.record import clipped, versions_of
 from hushgrad.clipping.reduce import Part
 from hushgrad.clipping.sums import RoundedSum, RowSum, Sum
 from hushgrad.errors import CaptureError
@@ -98,14 +98,14 @@ class Batches:
                 batch.unwatch()
         self.batches = []
         self.current: Batch | None = None
-        self._fresh = True  # the next forward begins a batch
+        self.fresh = True  # the next forward begins a batch
         if not announced:
             return
         self.failure: str | None = None
         self.sizes: set[tuple[Any, ...]] = set()  # of an example in each input, of passes over the batch
         self.aside: str | None = None  # why a pass is not part of the batch: an evaluation
         self.leaks: set[str] = set()  # parameters whose gradient bypassed the capture
-        self._next: tuple[int | None, Tensor | None, int] = (None, None, 0)
+        self.coming: tuple[int | None, Tensor | None, int] = (None, None, 0)  # the next batch's examples, units and padding
         self._probe: int | None = None
         self._probes, self._coefficient = 0, 1.0
 
@@ -123,31 +123,30 @@ class Batches:
         finally:
             self.silent -= 1
 
-    def announce(self, examples: int | None = None, units: Tensor | None = None, padding: int | None = None) -> None:
+    def announce(self, examples: int | None = None, units: Tensor | None = None) -> None:
         """Set what is known about the next physical batch; the next forward begins it."""
-        n, ids, more = self._next
-        self._next = (n if examples is None else examples, ids if units is None else units, more if padding is None else padding)
-        self._fresh = True
+        n, ids, padding = self.coming
+        self.coming, self.fresh = (n if examples is None else examples, ids if units is None else units, padding), True
 
     def expected(self) -> tuple[int | None, bool]:
         """How many examples the next pass holds, if announced; and whether it is a further pass over a batch that is still open."""
         batch = self.current
-        if batch is None or self._fresh or (batch.tasks and backward_task() not in batch.tasks):
-            examples, units, _ = self._next
+        if batch is None or self.fresh or (batch.tasks and backward_task() not in batch.tasks):
+            examples, units, _ = self.coming
             return examples if examples is not None or units is None else len(units), False
         return batch.examples if batch.announced else None, True
 
     def enter(self, examples: int) -> Batch:
         """The batch of a pass over this many examples: the open one, whose backward is still to come, or a new one."""
         batch, task = self.current, backward_task()
-        if batch is not None and not self._fresh:
+        if batch is not None and not self.fresh:
             # An open batch without backward and with another number of examples was an evaluation with gradients enabled.
             is_open = task in batch.tasks if batch.tasks else batch.announced or examples == batch.examples
             if is_open:
                 return batch
         if self.before_batch is not None and self.batches:
             self.before_batch()
-        (count, units, padding), self._next = self._next, (None, None, 0)
+        (count, units, padding), self.coming = self.coming, (None, None, 0)
         count = len(units) if count is None and units is not None else count
         batch = Batch(count, units, self._probe, self._coefficient)
         batch.padding = padding
@@ -155,7 +154,7 @@ class Batches:
             batch.examples = examples
         if task != -1:  # activation checkpointing runs the forward inside the backward
             batch.tasks.add(task)
-        self.current, self._fresh = batch, False
+        self.current, self.fresh = batch, False
         for before in self.batches:
             if before.watched and not before.calls:  # no gradient came back: a later one is refused
                 before.unwatch()
@@ -178,12 +177,11 @@ class Collecting(Grouping):
             usual: a public typical number of examples, by which formulas are chosen. Formulas round differently, so a choice by
                 ``count`` would let one record change the rounding of all others.
         """
-        self._root.announces = True
-        self._tape.dim = dim
-        self._tape.most = self._most if usual is None else usual
+        self._root.announces, tape = True, self._tape
+        tape.dim, tape.most = dim, self._most if usual is None else usual
         if type(count) is not int or type(padding) is not int or count < 0 or padding < 0:
             count, padding = _check.integer(0, count=count), _check.integer(0, padding=padding)
-        self._tape.announce(examples=count, padding=padding)
+        tape.coming, tape.fresh = (count, tape.coming[1], padding), True
 
     def discard(self) -> None:
         """Forget everything since the last collect."""
@@ -194,10 +192,7 @@ class Collecting(Grouping):
         self._tape.clear()
         self._folded, self._folded_units = None, set()
 
-    @property
-    def rounded(self) -> bool:
-        """Whether gradients, or inputs of layers, have come in half precision so far."""
-        return self._tape.rounded
+    rounded = property(attrgetter("_tape.rounded"), doc="Whether gradients, or inputs of layers, have come in half precision.")
 
     def collect(self, clipper: Clipper, *, out: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> ClippedSum:
         """Clip, add up and clear: ``raw_sums[name]`` = scale * sum_i w_i G_i, added to ``out[name]`` in place where that is given.
@@ -212,7 +207,9 @@ class Collecting(Grouping):
         before = torch.is_grad_enabled()
         try:
             set_grad(False)  # inside the try: an interrupt must not leave it off
-            sums = self._sums(out or {})
+            for total in self._blank.values():
+                total.tensor = None  # here: an interrupt at the end of another step may have left one
+            sums = self._sums(out or {}) if out or self._by_rows else self._blank
             parts = self._reduced(clipper, sums, scale)
             if len(parts) == 1 and self._folded is None and parts[0].counted is None:
                 made = {}
@@ -223,6 +220,8 @@ class Collecting(Grouping):
         finally:
             set_grad(before)
             self.discard()
+            for total in self._blank.values():
+                total.tensor = None
 
     def _sums(self, out: Mapping[str, Tensor]) -> dict[str, Sum]:
         whole = Sum if self._certificate is None else RoundedSum  # of what is in ``out``
@@ -260,10 +259,14 @@ class Collecting(Grouping):
             return None
         if not all(map(_requires_grad, self._params.values())) or any(map(_requires_grad, map(_second, self._frozen))):
             return None
+        held, versions = list[Any](), list[int]()  # of inputs that are still needed
         for call in calls:
-            if call.index is not None or call.stale():
+            if call.index is not None or (record := call.record) is None:
                 return None
-        return batch
+            if record.grads:
+                held += (*record.args, *record.kwargs.values()) if record.kwargs else record.args
+                versions += call.versions
+        return batch if versions == versions_of(tuple(held), {}) else None
 
     def _add_usual(self, batch: Batch, clipper: Clipper, sums: dict[str, Sum], scale: float) -> Part | None:
         """As :func:`add_clipped` for an ordinary step clipped as a whole; None if some example has a non-finite norm or is heavy.
@@ -293,5 +296,5 @@ class Collecting(Grouping):
             by = scaled if dtype is site.dtype else scaled.to(site.dtype)
             out = dict(zip(site.full, map(sums.__getitem__, site.full.values()), strict=True))
             call.rule.add_weighted(record, dict.fromkeys(site.names, by), out)
-            record.clear()
+            call.record = None  # what it holds is freed before the next sum is made
         return Part(norms, weights, 0) if counted is None else Part(norms[:counted], weights[:counted], 0)

@@ -54,6 +54,7 @@ class Grouping:
     _usual_calls: int
     _frozen: list[tuple[str, nn.Parameter]]
     _dtypes: dict[str, torch.dtype]
+    _blank: dict[str, Sum]
     _by_rows: frozenset[str]
     _tied: bool
     _folded: tuple[dict[str, Sum], list[Part]] | None

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hushgrad.clipping.record import versions_of
+
 if TYPE_CHECKING:
     from hushgrad.clipping.collecting import Batch
+    from hushgrad.clipping.site import Call
     from hushgrad.clipping.tape import Tape
 
 Params = Mapping[str, nn.Parameter]
@@ -22,8 +25,14 @@ def problem_of(tape: Tape, params: Params, frozen: Sequence[tuple[str, nn.Parame
         or _changed(params, frozen)
         or (_unseen(tape, params) if require_all else None)
         or _ambiguous(tape)
-        or next((call.stale_message() for batch in tape.batches for call in batch.calls if call.stale()), None)
+        or next((call.stale_message() for batch in tape.batches for call in batch.calls if _is_stale(call)), None)
     )
+
+
+def _is_stale(call: Call) -> bool:
+    """Whether an input that is still needed was changed in place since the gradient came back."""
+    record = call.record
+    return record is not None and bool(record.grads) and call.versions != versions_of(record.args, record.kwargs)
 
 
 def _leaked(tape: Tape) -> str | None:

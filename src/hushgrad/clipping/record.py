@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from hushgrad.clipping.mass import Mass
 # Floats of w g that exist at a time (16 MB in single precision): a compromise between peak memory and passes over the sum.
 _WEIGHTED_AT_ONCE = 1 << 22
 _LEAST = 2.0**-126  # smaller weights are 0: in single precision they have few bits, and could be too large by half
+_look, _MEASURED = attrgetter("dtype", "is_cpu"), {(torch.float64, True)}  # of squared norms
 _BALL = Flat.weights  # the only clipper in the C library
 _ROWS_AT_ONCE = 4096  # terms of a product in double precision at a time, so that each is rounded few times (see certificate.py)
 
@@ -99,9 +101,8 @@ def clipped(clipper: Clipper, rows: Sequence[Tensor], factor: float, dtype: torc
     single, dtype = dtype is torch.float32, dtype or torch.float64
     if library is None or kind.weights is not _BALL or kind.clip is not Clipper.clip or not (single or dtype is torch.float64):
         return clipper.clip(rows, factor, dtype)
-    for row in rows:
-        if row.dtype is not torch.float64 or not row.is_cpu or not row.is_contiguous():
-            return clipper.clip(rows, factor, dtype)
+    if {*map(_look, rows)} != _MEASURED or not all(map(Tensor.is_contiguous, rows)):
+        return clipper.clip(rows, factor, dtype)
     count, bound = rows[0].numel(), clipper.max_grad_norm  # type: ignore[attr-defined]
     norms, weights = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
     places = array("Q", map(Tensor.data_ptr, rows))

@@ -23,7 +23,7 @@ from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws
 from hushgrad.clipping.proof.inputs import data_of, leaves
 from hushgrad.clipping.proof.saved_tensors import Packing, as_they_are
 from hushgrad.clipping.proof.state import Time
-from hushgrad.clipping.proof.structure import NATIVE, Structure
+from hushgrad.clipping.proof.structure import NATIVE, Structure, are_sized
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.table_reads import TableReads
 from hushgrad.clipping.thresholds import MOST_REPEATS, REPEAT_ONE_IN
@@ -139,13 +139,9 @@ class Root(Passes):
             here.draws = host_draws()
         if self.attributes.timed:
             here.times = self.attributes.times()
-        here.enter(training=self.model.training, trace=self._trace_of(here, proving=proving))
-
-    def _trace_of(self, here: Pass, *, proving: bool) -> CallTrace | None:
-        tables = self._capture.tables
-        if tables and not proving:
-            return TableReads(tables)
-        return CallTrace() if self._seal and (proving or here.structure is not None) else None
+        tables, watched = self._capture.tables, self._seal and (proving or here.structure is not None)
+        trace = TableReads(tables) if tables and not proving else CallTrace() if watched else None
+        here.enter(training=self.model.training, trace=trace)
 
     def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
         """The pass over these inputs, with structures that were proved, now if necessary. None: an evaluation."""
@@ -209,8 +205,11 @@ class Root(Passes):
         if made not in structure.nodes or not (trace is None or traces is None or traces.know(trace)):
             return False
         now = [*map(_shapes, here.calls)]
-        if examples != here.examples or now != shapes or [*map(_site, here.calls)] != structure.order:
-            if type(output) is not Tensor or len(structure.around) != 1 or not structure.matches(here.calls, here.examples):
+        if [*map(_site, here.calls)] != structure.order:
+            return False
+        if examples != here.examples or now != shapes:
+            patterns = structure.shapes.values()  # of the calls in their order
+            if type(output) is not Tensor or len(structure.around) != 1 or not are_sized(here.calls, patterns, here.examples):
                 return False
             self._usual = structure, here.examples, now
         for call in here.calls:

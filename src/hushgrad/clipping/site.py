@@ -3,14 +3,14 @@
 Between its forward pre-hook and its forward hook a captured module runs on parameters that do not require gradients. Autograd
 therefore records only the path back to the *activations*, and ``backward`` computes no weight gradient that would be thrown away:
 the weighted sums of ``collect`` are the only ones. A parameter that is used anywhere else (``F.linear(x, other.weight)``) requires its
-gradient there, and is read at the frontier (:mod:`hushgrad.clipping.proof.graph`).
-
-The module's output is passed on unchanged; only a graph node with a hook is added.
+gradient there, and is read at the frontier (:mod:`hushgrad.clipping.proof.graph`). The module's output is passed on unchanged; only a
+graph node with a hook is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hushgrad.clipping import gradient_layout
-from hushgrad.clipping._torch import backward_task, holders, hooked, transform, unwatched
+from hushgrad.clipping._torch import backward_task, holders, transform, unwatched
 from hushgrad.clipping.base import Rule
 from hushgrad.clipping.grad_scaler import scaled_tasks
 from hushgrad.clipping.inner_graph import Inner
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Call:
     """One call of a captured module; it becomes part of its batch when a gradient comes back to it.
 
-    ``place`` says where its examples are (None: not proved); ``rows`` is the example of each row if there is no rule for it, and ``index``
-    that of each row which its rule treats as an example.
+    ``place``: where its examples are (None: not proved); ``rows``: the example of each row if there is no rule for it; ``index``: that of
+    each row which its rule treats as an example.
     """
 
     __slots__ = (
@@ -83,10 +83,10 @@ class Call:
         batch.summed.add(tape.summing)
         self.tasks.append(task)
         args, kwargs = (self.args, self.kwargs) if x is None else ((x,), {})
-        given = (*args, *grads)
-        ready = site.ready(given)
-        if ready is not given:
-            args, grads = ready[: len(args)], ready[len(args) :]
+        for value in (*args, *grads):
+            if isinstance(value, Tensor) and value.dtype is not site.dtype:
+                args, grads = site.ready(args), site.ready(grads)
+                break
         if self.record is not None:
             self._add_again(self.record, grads)
             return
@@ -111,13 +111,8 @@ class Call:
             return units
         return self.index if units is None else units.to(self.index.device)[self.index]
 
-    def stale(self) -> bool:
-        """Whether an input that is still needed was changed in place since the gradient came back."""
-        record = self.record
-        return record is not None and bool(record.grads) and self.versions != versions_of(record.args, record.kwargs)
-
     def stale_message(self) -> str:
-        """The error message for it."""
+        """The error message for an input that is still needed and was changed in place."""
         path = self.site.path or "the model"
         return f"The input of {path} was changed in place after the module had used it. Write the operation out of place."
 
@@ -141,6 +136,16 @@ class Call:
         return made
 
 
+def hooked(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """``tensor.register_hook(hook)`` without a handle for removal, in half the time: each layer of each pass calls it."""
+    if tensor._backward_hooks is not None or tensor.grad_fn is None:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return
+    tensor._backward_hooks = hooks = OrderedDict[int, Callable[[Tensor], Tensor | None]]()
+    tensor.grad_fn._register_hook_dict(tensor)
+    hooks[-1] = hook  # torch counts from 0
+
+
 class _Root(torch.autograd.Function):
     """Marks the output of a first layer as part of the graph, in place, and hands its gradient to the call that made it.
 
@@ -160,8 +165,7 @@ class _Root(torch.autograd.Function):
         return None, None, None
 
 
-# Function.apply without its check for functorch transforms, which takes half of its time: a fortieth of a small step.
-_root = super(torch.autograd.Function, _Root).apply
+_root = super(torch.autograd.Function, _Root).apply  # without its check for functorch transforms, half of its time
 
 
 class Site:
@@ -247,8 +251,7 @@ class Site:
         call = Call(self, tape.current or tape.batch(), args, kwargs, memory)
         if isinstance(output, Tensor) and output.is_nested:
             tape.refuse_nested(f"{self.path or 'The model'} returned")
-        shapes: list[torch.Size] = []
-        edges: list[GradientEdge | None] = []
+        shapes, edges = list[torch.Size](), list[GradientEdge | None]()
         if isinstance(output, Tensor) and inner is None:
             output, edge = self._watch_one(call, output)
             shapes, edges = [output.shape], [edge]

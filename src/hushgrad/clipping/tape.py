@@ -61,11 +61,11 @@ class Tape(Batches):
         """Batches begun inside are one more probe over the same examples as the other probes."""
         self._probe, self._coefficient = self._probes, coefficient
         self._probes += 1
-        self._fresh = True
+        self.fresh = True
         try:
             yield
         finally:
-            self._probe, self._coefficient, self._fresh = None, 1.0, True
+            self._probe, self._coefficient, self.fresh = None, 1.0, True
 
     # Backward --------------------------------------------------------------------------------------------------------
 

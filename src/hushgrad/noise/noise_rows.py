@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hushgrad.noise.source import Source
     from hushgrad.noise.streams.shard_state import Lane
 
-_target = attrgetter("target")
+_target, _look, _USUAL = attrgetter("target"), attrgetter("dtype", "is_cpu"), (torch.float32, True)
 
 
 class Rows(NoiseStream):
@@ -56,19 +56,19 @@ class Rows(NoiseStream):
             return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
         scale = float(scale)
         pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
-        lanes = []
-        for piece in pieces:
-            lane = self._lanes.get((piece.which, piece.start))
-            known = lane is not None and lane.count == piece.size and lane.dtype is piece.target.dtype
-            lanes.append(lane if known and lane is not None else self._lane(piece))
         if type(step) is not int or step < 0 or not isfinite(scale):
             step, scale = _check.integer(0, step=step), _check.number(scale=scale)
-        if len({*map(id, lanes)}) < len(lanes):
-            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
-        end = step + 1 if self._steps is None else self._steps
-        for lane in lanes:
+        lanes, known, end = [], self._lanes, step + 1 if self._steps is None else self._steps
+        for piece in pieces:
+            which, start, target, _, size = piece
+            lane = known.get((which, start))
+            if lane is None or lane.count != size or lane.dtype is not target.dtype:
+                lane = self._lane(piece)
             if step != lane.next or lane.interrupted or step >= end:
                 self._refuse(step, lane)
+            lanes.append(lane)
+        if len({*map(id, lanes)}) < len(lanes):
+            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
         for lane in lanes:
             lane.interrupted = True  # until all chunks are done, since a partly updated state must not be used
         self._advance_all(step, lanes, pieces, scale, out is None)
@@ -195,16 +195,18 @@ def pieces_of(
 
     ``indices`` default to 0, 1, ..., ``offsets`` to 0. ``exact``: computed in float64 throughout, rounded once at the end.
     """
-    for name, values in (("indices", indices), ("offsets", offsets), ("out", out)):
-        if values is not None and len(values) != len(likes):
-            _check.fail(f"len({name})", len(values), f"to be len(likes)={len(likes)}")
-    indices = range(len(likes)) if indices is None else indices
-    offsets = (0,) * len(likes) if offsets is None else offsets
-    added = (None,) * len(likes) if out is None else out
+    count = len(likes)
+    indices = range(count) if indices is None else indices
+    offsets = (0,) * count if offsets is None else offsets
+    added = (None,) * count if out is None else out
+    if not count == len(indices) == len(offsets) == len(added):
+        sizes = {"indices": len(indices), "offsets": len(offsets), "out": len(added)}
+        name, size = next((name, size) for name, size in sizes.items() if size != count)
+        _check.fail(f"len({name})", size, f"to be len(likes)={count}")
     pieces = []
     for index, offset, like, to in zip(indices, offsets, likes, added, strict=True):
-        usual = to is like and type(like) is Tensor and like.dtype is torch.float32 and like.is_cpu and like.is_contiguous()
-        if usual and not exact and type(index) is type(offset) is int and index >= 0 <= offset:
+        usual = to is like and not exact and _look(like) == _USUAL and type(like) is Tensor and like.is_contiguous()
+        if usual and type(index) is type(offset) is int and index >= 0 <= offset:
             pieces.append(Piece(index, offset, like, 0, like.numel()))
         else:
             pieces.append(_piece(index, offset, like, to, exact))

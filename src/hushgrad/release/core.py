@@ -183,10 +183,10 @@ class Release(RunState):
 
     def _add(self, step: int, buffers: dict[str, Tensor]) -> None:
         """Add this process's part of row ``step`` to sums, in place."""
-        indices, out, offsets = [], [], []
+        indices, out, offsets, index = [], [], [], self.placement.index
         for name, part, offset in self.placement.own(buffers):
             if part.numel():
-                indices.append(self.placement.index[name])
+                indices.append(index[name])
                 out.append(part)
                 offsets.append(offset)
         if out:

@@ -175,10 +175,12 @@ class Handed(PassedData):
         self.also: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None  # called after passes with other outputs
         self.padded = False  # whether it is called after every pass of this step
         self._items: Any = None  # the step's batch, as the loop has it
+        self._model: nn.Module | None = None
 
     def attach(self, model: nn.Module) -> Any:
-        """Hook the model's passes; returns the handle to remove the hook with."""
-        return model.register_forward_hook(Hook(model, self._passed), with_kwargs=True)
+        """Be a hook of the model's passes; returns the handle to remove it with."""
+        self._model = model
+        return model.register_forward_hook(self, with_kwargs=True)
 
     def issued(self, batch: Batch, *, whole: bool, listed: bool) -> None:
         """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
@@ -215,7 +217,10 @@ class Handed(PassedData):
             if leaf.requires_grad and id(leaf) not in self._outputs:  # a view or copy of one, which the loop has made
                 self._hooks.append((ref(leaf), 0))
 
-    def _passed(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Record what the model itself was called with."""
+        if module is not self._model or not torch.is_grad_enabled() or transform() is not None:
+            return
         if self.also is not None and (self.padded or type(output) is not Tensor or not output.dim()):
             self.also(args, kwargs, output)
         if not (self._batch or self._parts) or self._seen:
@@ -237,6 +242,9 @@ class Handed(PassedData):
             if not leaf.is_inference() and not (leaf.numel() > LARGE and leaf.requires_grad and self._weakly(leaf)):
                 self._outputs[id(leaf)] = leaf, leaf._version
 
+    def __reduce__(self) -> tuple[type[InCopy], tuple[()]]:
+        return InCopy, ()
+
     def _reached(self, _: Tensor) -> None:
         self.prepared = True
 
@@ -251,15 +259,8 @@ class Handed(PassedData):
         return True
 
 
-class Hook:
-    """Records what the model itself was called with. In a copy of the model this hook does nothing."""
+class InCopy:
+    """What becomes of a run's hook in a copy of its model: it does nothing."""
 
-    def __init__(self, model: nn.Module | None = None, passed: Callable[[Any, Any, Any], None] | None = None) -> None:
-        self._model, self._passed = model, passed
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._passed is not None and module is self._model and torch.is_grad_enabled() and transform() is None:
-            self._passed(args, kwargs, output)
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
+    def __call__(self, *_: object) -> None:
+        """Nothing."""

@@ -70,19 +70,11 @@ values_of, forward_of, _kind = methodcaller("values"), attrgetter("forward"), at
 class Wired:
     """How a model is composed of modules, hooks and functions; see :class:`~hushgrad.clipping.proof.state.Wiring`."""
 
-    _watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]]
-    _empty: list[dict[Any, Any]]  # dicts of hooks and children that are empty: most of them
-    _seen: Any
-    _number: int
+    watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]]
+    empty: list[dict[Any, Any]]  # dicts of hooks and children that are empty: most of them
+    seen: list[Any]  # what was found in those that are watched
+    number: int  # of this composition
     look: Callable[[], None]  # lists everything again
-
-    def number(self) -> int:
-        """The number of the present composition. If nothing has changed this takes microseconds."""
-        tables, places, types = self._watched
-        now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
-        if now != self._seen or any(self._empty):
-            self.look()
-        return self._number
 
 
 class Key:
@@ -98,8 +90,12 @@ class Key:
 
     def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
         """The composition, autocast, the kinds of untrained tensors, the plain attributes except clocks, and dtype and rank of ``data``."""
-        wiring = self._wiring.number()
-        if sum(map(len, self._dicts)) != self._size or wiring != self._wired:
+        wiring = self._wiring
+        tables, places, types = wiring.watched
+        now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
+        if now != wiring.seen or any(wiring.empty):
+            wiring.look()
+        if sum(map(len, self._dicts)) != self._size or wiring.number != self._wired:
             self._list()
         values = [*starmap(dict.get, self._places)]
         if not PLAIN.issuperset(map(type, values)):

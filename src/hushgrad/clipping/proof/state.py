@@ -56,7 +56,7 @@ class Attributes(Key):
 
     def _list(self) -> None:
         self._wiring.look()
-        self._wired = self._wiring.number()
+        self._wired = self._wiring.number
         self._dicts = attributes_of(self._model)
         self._size = sum(map(len, self._dicts))
         self._untrained.look(self._model, self._dicts)
@@ -162,17 +162,17 @@ class Wiring(Wired):
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._numbers: dict[Any, int] = {}
-        self._watched, self._empty, self._seen, self._number = ([], [], []), [], None, -1
+        self.watched, self.empty, self.seen, self.number = ([], [], []), [], [None], -1  # nothing is seen yet
 
     def look(self) -> None:
         """List everything again: an attribute was added or removed."""
         modules = list(self._model.modules())
         tables = [vars(m)[name] for m in modules for name in ("_modules", *_HOOKS) if name in vars(m)] + global_hooks()
         places = [(vars(m), name) for m in modules for name, v in vars(m).items() if _is_function(v)]
-        self._empty = [table for table in tables if not table]
+        self.empty = [table for table in tables if not table]
         kinds = [kind for kind in {type(m): None for m in modules} if hasattr(kind, "forward")]  # scripted modules have none
-        self._watched = [table for table in tables if table], places, kinds
-        self._seen = [*map(tuple, map(values_of, self._watched[0])), *starmap(dict.get, places), *map(forward_of, kinds)]
+        self.watched = [table for table in tables if table], places, kinds
+        self.seen = [*map(tuple, map(values_of, self.watched[0])), *starmap(dict.get, places), *map(forward_of, kinds)]
         key = (
             tuple(
                 (type(m), _what(getattr(type(m), "forward", None)), *(_all(vars(m).get(name, {}).values()) for name in _HOOKS))
@@ -181,7 +181,7 @@ class Wiring(Wired):
             tuple((name, _what(d[name])) for d, name in places),
             tuple(_all(table.values()) for table in global_hooks()),
         )
-        self._number = self._numbers.setdefault(key, len(self._numbers))
+        self.number = self._numbers.setdefault(key, len(self._numbers))
 
 
 def _is_function(value: Any) -> bool:

@@ -122,11 +122,11 @@ class Structure(NamedTuple):
         """Whether these are the proved calls, with the same internal sizes."""
         if self.routed:
             return self.holds(numbered(calls), examples)
-        return [*map(_site, calls)] == self.order and _sized(calls, self.shapes.values(), examples)  # noted in this order
+        return [*map(_site, calls)] == self.order and are_sized(calls, self.shapes.values(), examples)  # noted in this order
 
     def holds(self, calls: dict[Number, Call], examples: int) -> bool:
         """Whether each of these calls was proved, with the same sizes."""
-        return _sized(calls.values(), map(self.shapes.get, calls), examples)
+        return are_sized(calls.values(), map(self.shapes.get, calls), examples)
 
 
 def _move_less(mine: tuple[Move, ...] | None, its: tuple[Move, ...] | None) -> bool:
@@ -137,7 +137,7 @@ def _move_less(mine: tuple[Move, ...] | None, its: tuple[Move, ...] | None) -> b
     return all(a is None or a == b for a, b in pairs)
 
 
-def _sized(calls: Iterable[Call], patterns: Iterable[tuple[Pattern, ...] | None], examples: int) -> bool:
+def are_sized(calls: Iterable[Call], patterns: Iterable[tuple[Pattern, ...] | None], examples: int) -> bool:
     """Whether each call has outputs, of these sizes."""
     for call, wanted in zip(calls, patterns, strict=True):
         if wanted is None or len(wanted) != len(call.shapes):
@@ -268,7 +268,7 @@ class Known:
                 continue
             found: list[Structure] = []
             for s in proved if n != 1 else ():
-                if s.fits(tensors, n):
+                if n <= s.most and sizes_of(tensors, s.reading, n) == s.sizes:
                     found.append(s)
             answer.append((n, found if found or n == 1 or len(proved) < PROVED_LENGTHS else self._concluded(key, tensors, n)))
         plain = {*map(type, tensors)} == _TENSORS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, final
 
 import numpy as np
@@ -19,7 +18,6 @@ from hushgrad.noise._aes_ctr import BLOCKS, INDICES, STEPS, KeyStream, check_add
 from hushgrad.noise._kernel.base import BLOCKS_OF_GROUP, Kernel
 from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, TableRows, Words
 
-_target = attrgetter("target")
 _BLOCK, _HASH = 8 * _abi.WITNESS_WORDS, 16  # bytes under one hash, and bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # largest tensor that the cipher's counter can address
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
@@ -99,13 +97,12 @@ class CKernel(Kernel):
         kind = pieces[0].target.dtype
         itemsize, last, end = kind.itemsize, 0, 0
         table = [*head] if seen is None else [*head, seen.hashed.place]
-        places = None if seen is None else iter(seen.places([*map(_target, pieces)]))
         for which, start, target, low, size in pieces:
             if target.dtype is not kind:
                 return None
             table += which, start, size, target.data_ptr() + low * itemsize
-            if places is not None:
-                table.append(next(places) + low * itemsize // _BLOCK * _HASH)
+            if seen is not None:
+                table.append(seen.places[id(target)] + low * itemsize // _BLOCK * _HASH)
             if which > last:
                 last = which
             if start + size > end:
