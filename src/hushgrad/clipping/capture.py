@@ -17,6 +17,7 @@ from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.declarations import Declarations
 from hushgrad.clipping.grad_scaler import unwatch, watch
 from hushgrad.clipping.parameter_placement import ParameterPlacement
+from hushgrad.clipping.passes import Looks
 from hushgrad.clipping.proof.explain import explained
 from hushgrad.clipping.proof_interface import ProofInterface
 from hushgrad.clipping.reduce import Part, together
@@ -82,6 +83,7 @@ class Capture(Declarations, ProofInterface):
         # Called when sums are formed: public factors for every coordinate, applied before clipping.
         self.scales: Callable[[], Mapping[str, Tensor] | None] | None = None
         self.not_isolated: str | None = None  # why this model cannot be trained privately, if a proof has shown that
+        self.looks: Looks | None = None  # at what the model reads beside its inputs
         self.late = False  # whether a repeated proof showed it, for passes whose gradients had counted
         self.first_size: tuple[Any, ...] | None = None  # of one example in each input, in the first pass
         self.resized = False  # whether another pass had another one

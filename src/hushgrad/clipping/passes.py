@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.autograd.graph import GradientEdge
 
@@ -26,6 +26,19 @@ from hushgrad.errors import CaptureError, NotIsolated
 if TYPE_CHECKING:
     from hushgrad.clipping.capture import Capture
     from hushgrad.clipping.root import Pass
+
+
+class Looks(Protocol):
+    """Looks at what a model reads beside its inputs, before and after some of its passes."""
+
+    due: bool  # whether the next pass is looked at; one that needs a proof is in any case
+    open: bool  # whether this pass is
+
+    def before(self) -> None:
+        """Called before a pass, and before its proof; perhaps twice."""
+
+    def after(self) -> None:
+        """Called after such a pass."""
 
 
 class Passes:
@@ -59,6 +72,16 @@ class Passes:
             yield
         finally:
             self._tape.deaf = before
+
+    @eagerly
+    def _look(self) -> None:
+        if self._capture.looks is not None:
+            self._capture.looks.before()
+
+    @eagerly
+    def _looked(self) -> None:
+        if self._capture.looks is not None:
+            self._capture.looks.after()
 
     # Before the forward --------------------------------------------------------------------------------------------------
 
@@ -107,6 +130,7 @@ class Passes:
         self, inputs: Any, B: int, *, for_good: bool = True, again: bool = False, faint: Structure | None = None
     ) -> Structure:
         """Prove and remember; ``faint`` suffices if these data show nothing more. Raises NotIsolated (for good) or CaptureError."""
+        self._look()
         with self._kept(for_good=for_good, again=again):
             structure = self._trials.proved(inputs, B, faint) if B > 1 else self._trials.proved_of_one(inputs)
         if structure is faint:

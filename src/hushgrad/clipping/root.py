@@ -158,6 +158,9 @@ class Root(Passes):
         if (aside or within) and is_evaluation(tensors, expected, aside=aside):
             self._put_aside(tensors, expected)
             return None
+        looks = self._capture.looks
+        if looks is not None and looks.due:
+            self._look()
         key, known, faint = self.attributes.key(data), self.known, None
         # Most passes look like the last one.
         same = (key, expected, [*map(_shape, data)]) == known.asked and data is tensors
@@ -193,6 +196,8 @@ class Root(Passes):
             self._tried(here, made, output)
         elif not self._as_usual(here, made, output):
             self._place(here, made, output)
+        if self._capture.looks is not None and self._capture.looks.open and self._trials.runs is None:
+            self._looked()
         for call in here.calls:
             call.edges = ()  # graph nodes refer to the call: break the cycle
 

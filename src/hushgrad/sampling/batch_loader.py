@@ -18,6 +18,7 @@ from hushgrad.sampling.base import Deal
 from hushgrad.sampling.batch import AS_THEY_COME, Batch, Sizes, Smallest, TensorBatch, empty_like
 from hushgrad.sampling.collate_checks import SmallestRow, grown_dim, keeps_apart, read_alone, sizes_apart, smallest
 from hushgrad.sampling.draws import Draws
+from hushgrad.sampling.rows_read import reads_one_row
 from hushgrad.sampling.seeds import Seeds
 from hushgrad.sampling.units import Units
 
@@ -133,7 +134,11 @@ class Hands(Dataset[_Hand]):
 
     def keeps_apart(self) -> bool:
         """Whether reading and collating a record does not depend on the other records, tested on a few of them."""
-        return read_alone(self._dataset, self._collate, self._seeds) and keeps_apart(self._dataset, self._collate, self._seeds)
+        return (
+            read_alone(self._dataset, self._collate, self._seeds)
+            and keeps_apart(self._dataset, self._collate, self._seeds)
+            and reads_one_row(self._dataset, self._seeds)
+        )
 
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.

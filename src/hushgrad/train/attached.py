@@ -114,6 +114,7 @@ class Attached(Saving):
         self._parts = Parts(model, self._announce_part)
         self.losses = Losses(
             self._capture,
+            steps=plan.steps,
             together=self.sharding is not None,
             must=plan.certified and loss_reduction is None,
             checked=check_isolation,

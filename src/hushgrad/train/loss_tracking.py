@@ -20,13 +20,15 @@ from hushgrad.clipping._torch import transform
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
+from hushgrad.train.loop_writes import LoopWrites
 from hushgrad.train.padded_examples import PaddedExamples
 from hushgrad.train.passed_data import LARGE, RARELY, PassedData, containers
 
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
     "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers. "
-    "So are numbers, words and arrays that it gives to the model or a loss, or sets as attributes, and that change from pass to pass"
+    "So are numbers, words and arrays that it gives to the model or a loss and that change from pass to pass, and whatever it writes "
+    "where a pass reads it: attributes, hooks, globals, arrays"
 )
 
 VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not shown"
@@ -42,7 +44,7 @@ _TENSORS = {Tensor}
 class Losses:
     """All losses of a run: how many examples a pass has, and whether every step's passes went through one of them."""
 
-    def __init__(self, capture: Capture, *, together: bool = False, must: bool = False, checked: bool = True) -> None:
+    def __init__(self, capture: Capture, *, steps: int, together: bool = False, must: bool = False, checked: bool = True) -> None:
         self.capture, self.must = capture, must  # whether every pass must come through one of them
         self.together = together  # all processes must make the same passes, so none can try a loss by itself
         self.examples: int | None = None  # of the pass that was issued last; None: not by the run's loader
@@ -54,6 +56,7 @@ class Losses:
         self.known: dict[Any, Any] = {}  # what the first function of a line of the program held
         self.rounded = False  # some step's gradients were those of a mean, in half precision
         self.handed = Handed(capture)
+        self._writes = capture.looks = LoopWrites(capture.model, steps, self.handed.prepare)
         self._attributes = capture.attributes  # of the model
         self.padded = PaddedExamples(capture, asked=checked and not together)
         self.due_notes: tuple[str, ...] = ()  # what the step that is being taken adds
@@ -65,6 +68,7 @@ class Losses:
     def issued(self, batch: Batch, *, whole: bool, listed: bool = False) -> None:
         """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
+        self._writes.issued(batch.step, whole=whole)
         if whole:
             self._covered = 0
             if batch._smallest is not None or self.padded.watching:
@@ -121,6 +125,7 @@ class Losses:
         """A step over ``examples`` is about to be taken; None: on a batch from elsewhere."""
         # A closure may be asked several times.
         complete = self._covered == 0 if not examples else self._covered > 0 and self._covered % examples == 0
+        self._writes.before_step()
         self.due_notes = ()
         if examples is None or not complete:
             divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
@@ -204,6 +209,10 @@ class Handed(PassedData):
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
                 known[id(leaf)] = leaf, leaf._version
+
+    def prepare(self) -> None:
+        """Called when the loop was found to have made something of the data that reaches a pass."""
+        self.prepared = True
 
     def forget(self) -> None:
         """Called after the step."""
