@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import math
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -590,6 +591,60 @@ def test_a_loss_that_depends_on_how_long_others_are_is_refused(make, collate, ap
     with pytest.raises(ArgumentError, match=r"text's loss not to depend.*with other padding.*attention_mask"):
         trainer.get_train_dataloader()
     PrivateTrainer(make(), arguments(tmp_path), a_plan(), **given, check_isolation=False).get_train_dataloader()
+
+
+class Classifier(nn.Module):
+    """Not one of transformers': it tells padding by its token, or does not."""
+
+    def __init__(self, pooled):
+        super().__init__()
+        self.table, self.rows, self.head, self.pooled = (
+            nn.Embedding(40, 8),
+            nn.GRU(8, 8, batch_first=True),
+            nn.Linear(8, 2),
+            pooled,
+        )
+        self.conv = nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, input_ids, labels=None, attention_mask=None):
+        own = (input_ids != 0).unsqueeze(2)
+        out = self.head(self.pooled(self, self.table(input_ids), own))
+        return {"logits": out} if labels is None else {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+
+
+def _packed(m, x, own):
+    packed = nn.utils.rnn.pack_padded_sequence(x, own.sum((1, 2)), batch_first=True, enforce_sorted=False)
+    return m.rows(packed)[1][-1]
+
+
+POOLED = {  # and whether the amount of padding decides nothing
+    "the state at its own end": (lambda m, x, own: m.rows(x)[0][torch.arange(len(x)), own.sum((1, 2)) - 1], True),
+    "packed": (_packed, True),
+    "a masked convolution": (lambda m, x, own: (m.conv((x * own).mT).mT * own).sum(1) / own.sum(1), True),
+    "a masked maximum": (lambda m, x, own: x.masked_fill(~own, -1e9).amax(1), True),
+    "the last state": (lambda m, x, own: m.rows(x)[0][:, -1], False),
+    "a convolution": (lambda m, x, own: (m.conv(x.mT).mT * own).sum(1) / own.sum(1), False),
+    "a mean of everything": (lambda m, x, own: x.mean(1), False),
+    "the padded length": (lambda m, x, own: (x * own).sum(1) / x.shape[1], False),
+}
+
+
+@pytest.mark.parametrize("collate", [with_mask, without_mask])
+@pytest.mark.parametrize("how", POOLED)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_classifier_of_ones_own_may_tell_padding_by_its_token(seed, how, collate, tmp_path):
+    lot = random.Random(seed)
+    texts = [[lot.randrange(1, 40) for _ in range(lot.randrange(3, 11))] for _ in range(12)]
+    records = [{"input_ids": ids, "labels": k % 2} for k, ids in enumerate(texts)]
+    torch.manual_seed(seed)
+    pooled, apart = POOLED[how]
+    given = {"train_dataset": records, "data_collator": collate}
+    trainer = PrivateTrainer(Classifier(pooled), arguments(tmp_path), a_plan(), **given)
+    if apart:
+        trainer.get_train_dataloader()
+    else:
+        with pytest.raises(ArgumentError, match="text's loss not to depend"):
+            trainer.get_train_dataloader()
 
 
 @pytest.mark.parametrize("make", [bert, gpt2, distilbert])

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def _begins_again(positions: Tensor, mask: Any, labels: Any) -> bool:
 
 
 def require_padding_apart(
-    dataset: Any, collate: Callable[..., Any], loss_of: Callable[[Any], Tensor], *, half: bool, embedding: Any = None
+    dataset: Any, collate: Callable[..., Any], loss_of: Callable[[Any], Tensor], *, half: bool, model: nn.Module
 ) -> None:
     """Refuse passes in which a text's loss depends on how long the others are, as far as two texts show.
 
@@ -99,7 +100,7 @@ def require_padding_apart(
         collate: makes a batch of them.
         loss_of: of a batch of one text.
         half: computed in half precision.
-        embedding: of the model's tokens.
+        model: whose tables are looked up.
     """
     texts = [dataset[len(dataset) * k // _TRIED] for k in range(_TRIED)] if len(dataset) else []
     alone = [_collated(collate, [text]) for text in texts]
@@ -114,9 +115,10 @@ def require_padding_apart(
         return
     own, beside, changed = (float(loss_of(batch)) for batch in (alone[short], padded, others))
     token = _token(alone[short], padded)
-    if abs(beside - changed) > _TOKENS[half] * abs(beside) and token is not None and isinstance(embedding, nn.Embedding):
-        with _other_row(embedding, token):  # a classifier may find a text's end by the token of padding, and read nothing of it
-            changed = float(loss_of(padded))
+    if abs(beside - changed) > _TOKENS[half] * abs(beside) and token is not None:
+        with _other_rows(_readers(model, padded["input_ids"], partial(loss_of, padded)), token) as found:
+            # A classifier may find a text's end by the token of padding, and read nothing of it.
+            changed = float(loss_of(padded)) if found else changed
     if abs(beside - changed) > _TOKENS[half] * abs(beside) or abs(own - beside) > _LENGTH[half] * abs(own):
         # The numbers are a record's own, and stay here.
         raise ArgumentError(
@@ -155,16 +157,37 @@ def _token(alone: Any, padded: dict[str, Any]) -> int | None:
     return int(more[0]) if len(more) == 1 else None
 
 
-@contextmanager
-def _other_row(embedding: nn.Embedding, token: int) -> Iterator[None]:
-    """Inside, a token means something else."""
-    weight = embedding.weight.detach()
-    row = weight[token].clone()
-    weight[token] = torch.linspace(-1, 1, len(row), dtype=row.dtype, device=row.device)
+def _readers(model: nn.Module, ids: Tensor, run: Callable[[], Any]) -> list[nn.Embedding]:
+    """The tables in which these tokens are looked up in a pass."""
+    found: dict[nn.Embedding, None] = {}
+
+    def note(table: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        read = args[0] if args else kwargs["input"]
+        if read.shape == ids.shape and torch.equal(read.to(ids), ids):
+            found[table] = None
+
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    handles = [table.register_forward_pre_hook(note, with_kwargs=True) for table in tables]
     try:
-        yield
+        run()
     finally:
-        weight[token] = row
+        for handle in handles:
+            handle.remove()
+    return list(found)
+
+
+@contextmanager
+def _other_rows(tables: list[nn.Embedding], token: int) -> Iterator[bool]:
+    """Inside, a token means something else in these tables, if there are any."""
+    rows = [table.weight.detach()[token] for table in tables]
+    before = [row.clone() for row in rows]
+    for row in rows:
+        row.copy_(torch.linspace(-1, 1, len(row), dtype=row.dtype, device=row.device))
+    try:
+        yield bool(rows)
+    finally:
+        for row, own in zip(rows, before, strict=True):
+            row.copy_(own)
 
 
 def _with_others(alone: Any, padded: dict[str, Any]) -> dict[str, Any] | None:

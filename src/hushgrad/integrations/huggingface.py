@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 try:
-    from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 except ImportError as error:  # pragma: no cover
     raise ImportError("hushgrad.integrations.huggingface needs transformers: pip install 'hushgrad[hf]'.") from error
 
@@ -201,8 +201,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 return self._own_of(model, self._prepare_inputs(inputs))
 
         if self._options["check_isolation"]:
-            embedding = next((m.get_input_embeddings() for m in model.modules() if isinstance(m, PreTrainedModel)), None)
-            require_padding_apart(self.train_dataset, self._collator(), loss_of, half=half, embedding=embedding)
+            require_padding_apart(self.train_dataset, self._collator(), loss_of, half=half, model=model)
 
     def _attached(self) -> Private:
         optimizer: Any = self.create_optimizer()
