@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
+from math import inf, log1p
 from random import Random
 from types import FunctionType
 from typing import Any
@@ -36,8 +37,12 @@ Place = tuple[Node, Any]
 class ModelState:
     """What a model can reach besides its inputs and its trained parameters: what every object holds, and where.
 
-    >>> model = nn.Linear(2, 1)
-    >>> model.scale = 1.0
+    >>> class Scaled(nn.Linear):
+    ...     scale = 1.0
+    ...
+    ...     def forward(self, x):
+    ...         return super().forward(x) * self.scale
+    >>> model = Scaled(2, 1)
     >>> before = ModelState.of(model)
     >>> model.scale = 2.0
     >>> len(before.changes(ModelState(model, before.names), passes=0, own=set()))
@@ -137,25 +142,31 @@ class LoopWrites:
         self._model, self._steps, self._found = model, steps, found
         self._first: ModelState | None = None
         self._own: set[Place] = set()  # where passes write
-        self._passes, self._batches, self._told = 0, 0, False
+        self.passes = 0  # that were issued
         self._lot = Random(0)  # of its own: a run can be repeated
-        self._kept: list[tuple[ReferenceType[Tensor], int]] = []
+        self.kept: list[tuple[ReferenceType[Tensor], int]] = []  # results of the last pass that had hooks to be compared
         self.due, self.open = False, False  # whether the next pass is looked at; whether this one is
+        self._start = 0
+        self.looked, self.next = -1, 0.0  # steps between which nothing is looked at
 
-    def issued(self, step: int, *, whole: bool) -> None:
-        """Called when the batch of a step, or a part of it, is about to be handed out."""
-        self._passes += 1
-        if whole and not self._told:
-            self._batches += 1
-            self._first = self._first or ModelState.of(self._model)
-            often = self._batches & (self._batches - 1) == 0 or step + 1 == self._steps
-            self.due = often or self._lot.random() * _RARELY < 1
+    def issued(self, step: int) -> None:
+        """Called when the batch of a step that is looked at is about to be handed out."""
+        if self._first is None or step < self._start:
+            self._start = step
+        self._first = self._first or ModelState.of(self._model)
+        self.due, self.looked, self.next = True, step, self._following(step)
+
+    def _following(self, step: int) -> float:
+        """The next step after this one that is looked at."""
+        doubled = self._start + (1 << (step - self._start + 1).bit_length()) - 1
+        drawn = step + 1 + int(log1p(-self._lot.random()) / log1p(-1 / _RARELY))
+        return min(doubled, drawn, self._steps - 1 if step < self._steps - 1 else inf)
 
     def before(self) -> None:
         """Called before a pass of a batch, and before its proof."""
         if self._first is not None and not self.open:
             self.open = True
-            if self._first.changes(ModelState(self._model, self._first.names), passes=self._passes, own=self._own):
+            if self._first.changes(ModelState(self._model, self._first.names), passes=self.passes, own=self._own):
                 self._tell()
 
     def after(self) -> None:
@@ -164,19 +175,18 @@ class LoopWrites:
         if self._first is not None:
             now = ModelState(self._model, self._first.names)
             self._own.update(self._first.changes(now, passes=0, own=self._own))
-            self._kept = now.hooked
+            self.kept = now.hooked
 
     def before_step(self) -> None:
-        """Called before the step: hooks that were put on a kept result after its pass are the loop's."""
-        if not self._kept:
-            return
-        kept, self._kept = ((reference(), count) for reference, count in self._kept), []
+        """Called before the step if results are ``kept``: hooks that were put on one after its pass are the loop's."""
+        kept, self.kept = ((reference(), count) for reference, count in self.kept), []
         if any(tensor is not None and len(tensor._backward_hooks or ()) > count for tensor, count in kept):
             self._tell()
 
     def _tell(self) -> None:
         self._found()
-        self._first, self.due, self.open, self._told = None, False, False, True  # it is said once
+        self._first, self.kept, self.due, self.open = None, [], False, False
+        self.looked, self.next = -1, inf  # it is said once
 
     def __reduce__(self) -> tuple[type[object], tuple[()]]:
         return object, ()  # a copy of the model is watched by nobody

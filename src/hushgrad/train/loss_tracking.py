@@ -68,8 +68,12 @@ class Losses:
     def issued(self, batch: Batch, *, whole: bool, listed: bool = False) -> None:
         """Called when the loader hands out a batch (``whole``) or one of its micro-batches; ``listed``: several wait in a list."""
         self.examples, self.padding, self.fixed = batch.examples, batch.padding, batch._fixed
-        self._writes.issued(batch.step, whole=whole)
+        writes = self._writes
+        writes.passes += 1
         if whole:
+            writes.due = False
+            if not writes.looked < batch.step < writes.next:
+                writes.issued(batch.step)
             self._covered = 0
             if batch._smallest is not None or self.padded.watching:
                 self.padded.issued(batch)
@@ -125,7 +129,8 @@ class Losses:
         """A step over ``examples`` is about to be taken; None: on a batch from elsewhere."""
         # A closure may be asked several times.
         complete = self._covered == 0 if not examples else self._covered > 0 and self._covered % examples == 0
-        self._writes.before_step()
+        if self._writes.kept:
+            self._writes.before_step()
         self.due_notes = ()
         if examples is None or not complete:
             divided = self.capture.loss_reduction == "mean" and not self.fixed  # by what is not public
