@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -237,16 +236,13 @@ def _server(tools: Path) -> Iterator[str]:
     if os.getuid() == 0:  # the server refuses to run as root
         shutil.chown(folder, "postgres")
         as_user = ["runuser", "-u", "postgres", "--"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     make = [*as_user, str(tools / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U", "postgres"]
     subprocess.run(make, check=True, capture_output=True)
     control = [*as_user, str(tools / "pg_ctl"), "-D", str(folder / "data"), "-l", str(folder / "log"), "-w"]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder}"
+    options = f"-c listen_addresses='' -c unix_socket_directories={folder}"  # a port may be taken by the time it is asked for
     subprocess.run([*control, "-o", options, "start"], check=True, stdout=subprocess.DEVNULL)
     try:
-        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
+        yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
     finally:
         subprocess.run([*control, "-m", "immediate", "stop"], check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(folder)

@@ -226,24 +226,19 @@ def _searched(place: str, names: list[str], each: int, seed: int) -> int:
     return failed
 
 
-def _one_of_two(rank: int, port: str, out: str, place: str, names: list[str], each: int, seed: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
-    dist.init_process_group("gloo")
+def _one_of_two(rank: int, folder: str, place: str, names: list[str], each: int, seed: int) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
     failed = _searched(place, names, each, seed)
     if rank == 0:
-        File(out).write_text(str(failed))
+        (File(folder) / "failed").write_text(str(failed))
     dist.destroy_process_group()
 
 
 def _in_two_processes(*what: Any) -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_one_of_two, args=(port, f"{folder}/failed", *what), nprocs=2)
-        return int(File(f"{folder}/failed").read_text())
+        torch.multiprocessing.spawn(_one_of_two, args=(folder, *what), nprocs=2)
+        return int((File(folder) / "failed").read_text())
 
 
 def main(words: Sequence[str] | None = None) -> int:

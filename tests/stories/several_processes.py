@@ -16,9 +16,9 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -89,7 +89,9 @@ class _Nursery:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, f"the parent of all processes has ended by itself ({self._process.wait()}): see its standard error"
+        return json.loads(answer)
 
 
 _nursery = lru_cache(maxsize=None)(_Nursery)
@@ -100,12 +102,10 @@ def start(
 ) -> list[Child]:
     """``world`` processes of ``program``, each with ``options``; they write to ``directory/out.RANK``.
 
-    Without ``group`` a single process is not told of any others.
+    Without ``group`` a single process is not told of any others. They find each other by a file: a port that is free now may be
+    taken by the time that it is asked for.
     """
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)} if group else {}
+    common = {"WORLD_SIZE": str(world), "GROUP_FILE": tempfile.mktemp(prefix="group.", dir=directory)} if group else {}
     children = []
     for rank in range(world):
         own, errors = {**common, "RANK": str(rank)} if group else {}, directory / f"errors.{rank}"
@@ -180,7 +180,9 @@ def _nurse(imports: list[str]) -> None:
 def _group(job: dict) -> Iterator[None]:
     import torch.distributed as dist
 
-    dist.init_process_group(job["options"].get("backend", "gloo"), timeout=datetime.timedelta(seconds=120))
+    own, backend = job["environment"], job["options"].get("backend", "gloo")
+    rank, world, waits = int(own["RANK"]), int(own["WORLD_SIZE"]), datetime.timedelta(seconds=120)
+    dist.init_process_group(backend, f"file://{own['GROUP_FILE']}", timeout=waits, world_size=world, rank=rank)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -40,18 +39,15 @@ def url() -> Iterator[str]:
             pytest.skip("PostgreSQL does not run as root, and there is no user for it: the shared ledger is not tested")
         shutil.chown(folder, "postgres")
         as_user = ["runuser", "-u", "postgres", "--"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     data, log = folder / "data", folder / "log"
     subprocess.run(
         [*as_user, str(tools / "initdb"), "-D", str(data), "-A", "trust", "-U", "postgres"], check=True, capture_output=True
     )
     control = [*as_user, str(tools / "pg_ctl"), "-D", str(data), "-l", str(log), "-w"]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder}"
+    options = f"-c listen_addresses='' -c unix_socket_directories={folder}"  # a port may be taken by the time it is asked for
     subprocess.run([*control, "-o", options, "start"], check=True, stdout=subprocess.DEVNULL)
     try:
-        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
+        yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
     finally:
         subprocess.run([*control, "-m", "immediate", "stop"], check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(folder)
