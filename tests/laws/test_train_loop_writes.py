@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import random
 import threading
 from contextvars import ContextVar
@@ -368,3 +369,24 @@ def test_only_hooks_that_certainly_write_nothing_are_silent():
         torch.relu,
     ]
     assert not any(map(is_silent, loud))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "made.__imul__(2)",
+        "made.__setitem__(0, 1.0)",
+        "torch.mul(made, 2, out=made)",
+        "functional.relu(made, inplace=True)",
+        "functional.relu(made, True)",
+        "operator.imul(made, 2)",
+        "torch.Tensor.__setitem__(made, 0, 1.0)",
+        "act(made)",
+        "held.act(made)",
+    ],
+)
+def test_a_hook_that_writes_into_what_it_is_given_is_never_silent(line):
+    act = nn.ReLU(inplace=True)
+    known = {"torch": torch, "functional": nn.functional, "operator": operator, "act": act, "held": SimpleNamespace(act=act)}
+    exec(f"def hook(module, given, made):\n    {line}\n", known)
+    assert not is_silent(known["hook"])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dis import Instruction, get_instructions
 from functools import cache, partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 _WRITES = frozenset(
     ("data", "numpy", "out", "copyto", "register_hook", "grad", "setattr", "exec", "eval", "getattr", "vars", "__dict__")
 )
 _KEEPS = frozenset(("append", "appendleft", "add", "extend", "update", "put", "put_nowait"))  # return None
+_READS = frozenset(
+    "detach clone cpu to float double item tolist size dim numel shape norm mean std var sum abs max min median quantile histc square sqrt "
+    "isnan isinf isfinite any all flatten reshape view amax amin count_nonzero add_scalar add_histogram log info debug warning write "
+    "format join items keys values get".split()
+)
 _OF_OTHERS = ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_CLASSDEREF")
 
 
@@ -27,7 +32,7 @@ def is_silent(hook: Any) -> bool:
         return False
     held = [cell.cell_contents for cell in hook.__closure__ or () if _is_set(cell)]
     held += [hook.__globals__.get(name) for name in hook.__code__.co_names]
-    return _only_looks(hook.__code__) and not any(isinstance(one, (FunctionType, MethodType, partial)) for one in held)
+    return _only_looks(hook.__code__) and not any(callable(one) or isinstance(one, ModuleType) for one in held)
 
 
 def _is_set(cell: Any) -> bool:
@@ -40,19 +45,24 @@ def _is_set(cell: Any) -> bool:
 
 @cache
 def _only_looks(code: CodeType) -> bool:
+    named = [name for const in code.co_consts if isinstance(const, tuple) for name in const]  # of arguments
     if any(isinstance(inner, CodeType) for inner in code.co_consts) or any(map(_may_write, code.co_names)):
+        return False
+    if "out" in named or "inplace" in named:
         return False
     steps = [step for step in get_instructions(code) if step.opname not in ("PRECALL", "CACHE", "NOP", "RESUME", "EXTENDED_ARG")]
     return all(_is_harmless(steps, k) for k in range(len(steps)))
 
 
 def _may_write(name: str) -> bool:
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+    return name in _WRITES or name.endswith("_")
 
 
 def _is_harmless(steps: list[Instruction], k: int) -> bool:
     """Whether instruction ``k`` does not return anything but None, and does not write into what the hook was given."""
     step, before = steps[k], [one.opname for one in steps[max(0, k - 2) : k]]
+    if step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and "NULL" in step.argrepr):
+        return step.argval in _READS or step.argval in _KEEPS
     if step.opname == "RETURN_VALUE":
         return _is_none(steps[k - 1]) or _has_kept(steps[:k])
     if step.opname == "RETURN_CONST":
