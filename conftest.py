@@ -23,7 +23,7 @@ import pytest
 from hypothesis import settings
 
 # Before the first product of matrices, as certified runs ask for: rows whose bits do not depend on their place.
-os.environ.setdefault("MKL_CBWR", "AUTO")
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # Where a test asks for two threads, the one that waits sleeps. Otherwise it turns in a circle and takes the core from whoever works: 5 s of
 # CPU in place of 0.2 s beside other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

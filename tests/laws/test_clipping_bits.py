@@ -113,7 +113,8 @@ def test_a_certified_run_looks_at_its_first_batch():
         private.detach()
 
 
-NARROW = """
+SHAPES = """
+import random
 import sys
 import torch
 from torch import nn
@@ -132,17 +133,22 @@ for model, size in (
     (nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), (784,)),
 ):
     require_batch_invariance(model, torch.randn(128, *size), multiple=invariant_rows(threads))
+draw = random.Random(threads)
+for _ in range(40):
+    wide, out = (int(2 ** draw.uniform(0, 11)) for _ in range(2))
+    model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
+    require_batch_invariance(model, torch.randn(8 * threads * draw.randint(1, 6), wide), multiple=invariant_rows(threads))
 """
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_narrow_layers_have_bits_of_their_own_once_they_were_asked_for(threads):
+def test_rows_have_bits_of_their_own_once_they_were_asked_for(threads):
     """In a process of its own: MKL listens before its first product only. Without MKL nothing is promised."""
     if not torch.backends.mkl.is_available():
         pytest.skip("no MKL")
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     done = subprocess.run(
-        [sys.executable, "-c", NARROW, str(threads)], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", SHAPES, str(threads)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-800:]
 

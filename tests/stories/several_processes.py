@@ -75,7 +75,7 @@ class _Nursery:
     def __init__(self, imports: tuple[str, ...]) -> None:
         # As for certified runs: the library is asked for products that do not depend on their place, before its first one.
         environment = {
-            "MKL_CBWR": "AUTO",
+            "MKL_CBWR": "AUTO,STRICT",
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",

@@ -208,4 +208,4 @@ for own in (None, "COMPATIBLE"):  # nothing set, and the user's own; each in a p
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True, env=environment
     )
-    assert done.stdout.split() == ["AUTO", "0", "COMPATIBLE", "0"]
+    assert done.stdout.split() == ["AUTO,STRICT", "0", "COMPATIBLE", "0"]

@@ -16,7 +16,7 @@ def entry() -> int:
 
     Before it runs Python would show a traceback, so little is imported first.
     """
-    os.environ.setdefault("MKL_CBWR", "AUTO")  # MKL is asked before its first product, see hushgrad.clipping.batch_invariance
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL is asked before its first product: hushgrad.clipping.batch_invariance
     try:
         threading = sys.modules.get("threading")  # where nobody has imported it, this is the only thread
         here = threading is None or threading.current_thread() is threading.main_thread()

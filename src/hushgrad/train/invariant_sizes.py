@@ -28,7 +28,7 @@ _NUMBERS = 16  # of a row, over all draws of a shape, that are compared
 _ANY = 2**31
 PLACES = (
     "On this machine a row of a narrow layer of this model has other last bits at another place in its batch, so that a record may move "
-    "others by rounding; MKL_CBWR=AUTO in the environment in which Python is started ends that"
+    "others by rounding; MKL_CBWR=AUTO,STRICT in the environment in which Python is started ends that"
 )
 SIZES = (
     "With these threads a row of this model has other last bits in a batch of another size, so that a record may move others by rounding; "
