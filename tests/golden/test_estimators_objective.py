@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,18 +16,39 @@ from scipy.special import ndtr
 
 from hushgrad.errors import ArgumentError
 from hushgrad.estimators.losses import HuberHinge, HuberResidual, Logistic, Softmax
-from hushgrad.estimators.objective import (
-    Term,
-    classical_gaussian,
-    classical_pure,
-    objective_delta,
-    objective_noise,
-    profile,
-    pure_noise,
-)
+from hushgrad.estimators.objective import Term, objective_delta, objective_noise, profile, pure_noise
 from hushgrad.events import Relation
 
 ADD, REPLACE = Relation.ADD_REMOVE, Relation.REPLACE_ONE
+
+
+class Classical(NamedTuple):
+    """The requirements of a classical theorem: noise of this scale, and at least this l2 (λ of the summed objective)."""
+
+    scale: float
+    l2: float
+
+
+def classical_gaussian(epsilon, delta, *, lipschitz, smoothness):
+    """Kifer, Smith and Thakurta 2012, theorem 2 (replace-one).
+
+    sigma = L sqrt(8 ln(2/delta) + 4 epsilon)/epsilon, and λ >= 2 smoothness/epsilon.
+    """
+    sigma = lipschitz * math.sqrt(8 * math.log(2 / delta) + 4 * epsilon) / epsilon
+    return Classical(sigma, 2 * smoothness / epsilon)
+
+
+def classical_pure(epsilon, *, l2, curvature, row_norm=1.0):
+    """Chaudhuri, Monteleoni and Sarwate 2011, algorithm 2 (replace-one), for rows of norm at most ``row_norm``.
+
+    With c the curvature of a loss of slope at most 1, scaled to rows of norm R the smoothness is c R² (not c R, a slip that makes a
+    published implementation exceed its epsilon). Where log(1 + 2cR²/λ + c²R⁴/λ²) leaves nothing of epsilon, λ is enlarged.
+    """
+    smoothness = curvature * row_norm**2
+    left = epsilon - 2 * math.log1p(smoothness / l2)
+    if left <= 0:
+        l2, left = smoothness / math.expm1(epsilon / 4), epsilon / 2
+    return Classical(2 * row_norm / left, l2)
 
 
 def tilts(loss, data, theta, l2):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from snippets import snippets_run
 
 from hushgrad import Plan, make_private
 from hushgrad.audit import Auditor, AuditReport
@@ -131,12 +131,7 @@ def test_user_level_plans_are_audited_too() -> None:
 
 
 def test_the_snippets_of_the_page_run(capsys) -> None:
-    page = Path(__file__).parents[2] / "docs" / "audit.md"
-    scope: dict[str, object] = {}
-    snippets = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
-    assert len(snippets) >= 4
-    for snippet in snippets:
-        exec(compile(snippet, "audit.md", "exec"), scope)
+    snippets_run("audit.md", 7)
     printed = capsys.readouterr().out
     assert "not refuted" in printed and "is refuted at 95% confidence" in printed
 

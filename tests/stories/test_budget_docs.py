@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from snippets import DOCS, snippets_run
 
 from hushgrad.budget import Ledger
 from hushgrad.train import Plan
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def test_the_ledger_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Ledger.create("budget.db").add("patients", epsilon=3.0, delta=1e-4)
-    names: dict = {}
-    for block in blocks("ledger.md"):
-        exec(block, names)
+    names = snippets_run("ledger.md", 1)
     plan = Plan.dpsgd(noise_multiplier=2.0, delta=1e-4, batch_size=10, dataset_size=1000, steps=20)
     taken = []
     names["train_and_book"](plan, lambda: taken.append(1))
@@ -31,8 +23,7 @@ def test_the_ledger_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_tuning_page(capsys: pytest.CaptureFixture[str]) -> None:
-    for block in blocks("tuning.md"):
-        exec(block, {})
+    snippets_run("tuning.md", 1, apart=True)
     assert "true epsilon 2 at delta 1e-05" in capsys.readouterr().out
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
+from snippets import snippets_run
 
 from hushgrad.denoise import Chain, DebiasedSecondMoment, JamesStein, Kalman, Laplacian, LowPass, NoiseInfo
 
@@ -94,8 +93,4 @@ def test_reproduction_of_figure_2(tmp_path):
 
 
 def test_snippets_of_the_page_run():
-    page = Path(__file__).parents[2] / "docs" / "denoise.md"
-    snippets = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(snippets) >= 3
-    for snippet in snippets:
-        exec(compile(snippet, str(page), "exec", dont_inherit=True), {"__name__": "__main__"})
+    snippets_run("denoise.md", 4, apart=True)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import re
-from pathlib import Path
+
+from snippets import DOCS, snippets_run
 
 from hushgrad import federated
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_snippets_run(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    scope: dict[str, object] = {}
-    snippets = re.findall(r"```python\n(.*?)```", (DOCS / "federated.md").read_text(), flags=re.S)
-    assert len(snippets) == 4
-    for snippet in snippets:
-        exec(compile(snippet, "federated.md", "exec"), scope)
+    snippets_run("federated.md", 4)
     assert "(8, 1e-05)-DP per user (zero out one" in capsys.readouterr().out
 
 

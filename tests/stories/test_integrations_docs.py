@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from snippets import snippets_run
 
 for package in ("transformers", "peft", "lightning"):
     if importlib.util.find_spec(package) is None:
@@ -25,11 +25,7 @@ needs_encoder = pytest.mark.skipif(
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice about progress bars and workers
 def test_snippets_run(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    scope: dict[str, object] = {}
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "integrations.md").read_text(), flags=re.S)
-    assert len(snippets) == 4
-    for snippet in snippets:
-        exec(compile(snippet, "integrations.md", "exec"), scope)
+    snippets_run("integrations.md", 4)
     assert capsys.readouterr().out.count("(3, 0.001)-DP per example") == 3
 
 

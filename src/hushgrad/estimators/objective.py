@@ -40,7 +40,6 @@ Both bounds improve on the profile of Redberg, Koskela and Wang (2023), which is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from scipy.optimize import brentq
@@ -126,34 +125,3 @@ def pure_noise(epsilon: float, *, loss: LinearLoss, row_norm: float, l2: float, 
     if epsilon <= price:
         _check.fail("epsilon", epsilon, f"to exceed the curvature's price {price:g}", "Use a larger l2.")
     return reach / (epsilon - price)
-
-
-@dataclass(frozen=True)
-class Classical:
-    """The requirements of a classical theorem: noise of this scale, and at least this l2 (λ of the summed objective)."""
-
-    scale: float
-    l2: float
-
-
-def classical_gaussian(epsilon: float, delta: float, *, lipschitz: float, smoothness: float) -> Classical:
-    """Kifer, Smith and Thakurta 2012, theorem 2 (replace-one).
-
-    sigma = L sqrt(8 ln(2/delta) + 4 epsilon)/epsilon, and λ >= 2 smoothness/epsilon.
-    """
-    epsilon, delta = _check.positive(epsilon=epsilon), _check.delta(delta=delta)
-    sigma = lipschitz * math.sqrt(8 * math.log(2 / delta) + 4 * epsilon) / epsilon
-    return Classical(sigma, 2 * smoothness / epsilon)
-
-
-def classical_pure(epsilon: float, *, l2: float, curvature: float, row_norm: float = 1.0) -> Classical:
-    """Chaudhuri, Monteleoni and Sarwate 2011, algorithm 2 (replace-one), for rows of norm at most ``row_norm``.
-
-    With c the curvature of a loss of slope at most 1, scaled to rows of norm R the smoothness is c R² (not c R, a slip that makes a
-    published implementation exceed its epsilon). Where log(1 + 2cR²/λ + c²R⁴/λ²) leaves nothing of epsilon, λ is enlarged.
-    """
-    smoothness = curvature * row_norm**2
-    left = epsilon - 2 * math.log1p(smoothness / l2)
-    if left <= 0:
-        l2, left = smoothness / math.expm1(epsilon / 4), epsilon / 2
-    return Classical(2 * row_norm / left, l2)
