@@ -50,7 +50,7 @@ from hushgrad.serve.runs import Shelf
 from hushgrad.train import Checkpoint, Plan, make_private
 from hushgrad.train.shard_files import Piece, ShardFiles
 from hushgrad.train.tree import _digest, understood, write_tree
-from hushgrad.tuning.files import found
+from hushgrad.tuning.winner import found
 
 _STEP = Sampled(Poisson(0.01), Gaussian(1.0))
 _PLAN = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, max_grad_norm=0.5, batch_size=8, dataset_size=64, steps=10)

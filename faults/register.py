@@ -42,7 +42,7 @@ READS = {
     "train/checkpoint.py": "forged checkpoints",
     "train/shard_files.py": "shard files",
     "train/tree.py": "checkpoints",
-    "tuning/files.py": "folders of searches",
+    "tuning/winner.py": "folders of searches",
     "tuning/search.py": "folders of searches",
 }
 

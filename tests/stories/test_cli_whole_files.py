@@ -96,7 +96,7 @@ def test_what_cannot_be_replaced_is_filled(tmp_path):
 def test_no_command_writes_a_user_s_file_in_place():
     """Sources of the commands, and of what they hand a path to: only ``written`` and ``replacing`` open it."""
     source = Path(__file__).parents[2] / "src" / "hushgrad"
-    files = [*(source / "cli").glob("*.py"), source / "recipes" / "predict.py", source / "audit" / "plot.py"]
+    files = [*(source / "cli").glob("*.py"), source / "recipes" / "predict.py", source / "audit" / "report.py"]
     for file in files:
         for line in file.read_text().splitlines():
             direct = any(word in line for word in (".write_text(", ".write_bytes(", " open(", "copyfile(", "savefig("))

@@ -19,7 +19,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.recipes import Recipe, train
 from hushgrad.recipes.saved import load_model
 from hushgrad.report import Card, privacy_card
-from hushgrad.report.markdown import interval_words
+from hushgrad.report.page import interval_words
 from hushgrad.train import private as running
 
 TABLES = {

@@ -10,7 +10,7 @@
 | ``base`` | the recursion over compositions; ``Accountant``, ``Loss`` |
 | ``basic``, ``advanced``, ``optimal``, ``zcdp``, ``gdp``, ``rdp``, ``pld/`` | one accountant each |
 | ``gaussian``, ``renyi``, ``renyi_sampled``, ``dp_statements``, ``renyi_conversion`` | the analyses that they share |
-| ``api``, ``tradeoff``, ``group``, ``odometer`` | epsilon, delta and what follows from them, as functions of an event |
+| ``api``, ``tradeoff``, ``group`` | epsilon, delta and what follows from them, as functions of an event |
 | ``calibration``, ``calibration_target``, ``bracketing`` | which noise, rate or number of steps meets a budget |
 | ``filters``, ``filter_rules``, ``reference_pool`` | budgets spent adaptively: does the next step still fit? |
 | ``participation`` | which theorem covers a way of sampling; every accountant asks here |
@@ -36,11 +36,10 @@ from hushgrad.accounting.calibration import (
     certified_calibration,
 )
 from hushgrad.accounting.contour_estimate import Estimate, estimate
-from hushgrad.accounting.filters import Filter
+from hushgrad.accounting.filters import Filter, Odometer
 from hushgrad.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from hushgrad.accounting.gdp import GDP
 from hushgrad.accounting.group import epsilon_for_group, for_group
-from hushgrad.accounting.odometer import Odometer
 from hushgrad.accounting.optimal import Optimal
 from hushgrad.accounting.pld import PLD
 from hushgrad.accounting.rdp import RDP

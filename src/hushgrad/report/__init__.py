@@ -6,7 +6,7 @@
 | ``card`` | ``privacy_card``: the facts of a run, and their JSON |
 | ``provenance`` | data, author, date, model file, ledger entry and policy |
 | ``words`` | the guarantee in plain words |
-| ``markdown``, ``page`` | the card as text, and as one self-contained HTML page (``card.html``) with its curves |
+| ``page`` | the card as Markdown, and as one self-contained HTML page (``card.html``) with its curves |
 | ``charts`` | small line charts as SVG, here and in ``serve`` |
 | ``signature`` | ``sign`` and ``verify``: who signed a card, and for which model file |
 | ``compare`` | ``compare_runs``: two runs side by side |

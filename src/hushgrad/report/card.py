@@ -71,7 +71,7 @@ class Card:
 
     def to_markdown(self) -> str:
         """As a section of a model card."""
-        from hushgrad.report.markdown import to_markdown
+        from hushgrad.report.page import to_markdown
 
         return to_markdown(self)
 

@@ -12,8 +12,8 @@
 | ``runs`` | the runs, their progress and their curves |
 | ``jobs``, ``worker``, ``worker_queue`` | expensive requests, answered in child processes with limits of time and memory |
 | ``access_control`` | who may ask, and the headers of every answer |
-| ``pages``, ``api``, ``problems`` | HTML, JSON, and errors in both |
-| ``views`` | templates |
+| ``pages``, ``api`` | HTML and JSON |
+| ``views`` | templates, and errors in both forms |
 | ``app`` | the application, and the server around it |
 """
 

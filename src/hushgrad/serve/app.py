@@ -41,8 +41,8 @@ def create_app(settings: Settings) -> FastAPI:
     from hushgrad import __version__
     from hushgrad.serve import api, pages
     from hushgrad.serve.access_control import AccessControl
-    from hushgrad.serve.problems import answer_problems
     from hushgrad.serve.services import Services
+    from hushgrad.serve.views import answer_problems
 
     @asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:

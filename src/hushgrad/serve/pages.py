@@ -15,11 +15,10 @@ from hushgrad.guarantee import questions
 from hushgrad.report.charts import Chart, above, number, smoothed, upper
 from hushgrad.serve import fields
 from hushgrad.serve.access_control import CARD_POLICY
-from hushgrad.serve.problems import NotThere, status_of
 from hushgrad.serve.rules import in_words
 from hushgrad.serve.runs import SHOWN, Run
 from hushgrad.serve.services import services, while_wanted
-from hushgrad.serve.views import page
+from hushgrad.serve.views import NotThere, page, status_of
 
 router = APIRouter(include_in_schema=False)
 _STATIC = {"site.css": "text/css", "site.js": "text/javascript", "icon.svg": "image/svg+xml"}

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from hushgrad.serve.files import RunFolder
-from hushgrad.serve.problems import NotThere
 from hushgrad.serve.rules import Rules
 from hushgrad.serve.runs import CONTRADICTED, NOT_ALLOWED, VERIFIED, Run, Shelf
 from hushgrad.serve.settings import Settings
+from hushgrad.serve.views import NotThere
 from hushgrad.serve.worker_queue import Refused, RefusedByPolicy, WorkerQueue
 
 T = TypeVar("T")

@@ -13,8 +13,7 @@
 | ``price`` | a search before it begins: the noise of each candidate, and what it costs |
 | ``score`` | scores that are covered by the guarantee, or public |
 | ``search`` | the search itself: resumable, and only the best is released |
-| ``winner`` | what leaves it |
-| ``files`` | the files of its folder |
+| ``winner`` | what leaves it, and the files of its folder |
 """
 
 from __future__ import annotations

@@ -26,11 +26,10 @@ from hushgrad.release.keys import KEY, RunKey, read_key, write_key
 from hushgrad.release.owner import LOCK, Owner
 from hushgrad.sampling.data_digest import identity_of
 from hushgrad.tuning.cost import Draws
-from hushgrad.tuning.files import found, outcome_of, write
 from hushgrad.tuning.price import Priced, priced
 from hushgrad.tuning.score import held_out, private_score
 from hushgrad.tuning.space import Settings, settings_of, with_candidate
-from hushgrad.tuning.winner import Result, Tuned, claim, released
+from hushgrad.tuning.winner import Result, Tuned, claim, found, outcome_of, released, write
 
 _ANY = Policy(delta_below_one_over_n=False)  # of a single trial: what counts is the search
 
@@ -78,12 +77,7 @@ def tune(
         before = LearnedEncoder(recipe, out, home=folder.name)
         data = recipe.make_data(before)
         search = priced(recipe, settings=settings, data=data)
-        rules = policy if isinstance(policy, Policy) else read_policy(policy)
-        for number, plan in enumerate(search.plans):
-            # In a trial it would be a lost one, and the search would end without a winner, paid for.
-            require_code_allowed(str(search.trial(number).model["name"]), "model", recipe.allow_code)
-            require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=claim(search))
-        _require_limit(search)
+        _require_allowed(search, recipe, policy if isinstance(policy, Policy) else read_policy(policy))
         if not resume:  # whatever is wrong with it was said before anything is written
             _require_feasible(recipe, settings, data)
             folder.mkdir(parents=True, mode=0o700)
@@ -186,8 +180,12 @@ def _opened(
     return replace(recipe, tune=_table(settings)), settings
 
 
-def _require_limit(search: Priced) -> None:
-    """Refuse a search that costs more than the recipe's own limit: unlike a run it cannot stop half way."""
+def _require_allowed(search: Priced, recipe: Recipe, rules: Policy | None) -> None:
+    """Refuse a search that the policy does not allow, or that costs more than the recipe's own limit: it cannot stop half way."""
+    for number, plan in enumerate(search.plans):
+        # In a trial it would be a lost one, and the search would end without a winner, paid for.
+        require_code_allowed(str(search.trial(number).model["name"]), "model", recipe.allow_code)
+        require_allowed(rules, plan, paid=bool(recipe.ledger), guarantee=claim(search))
     limit, price = search.recipe.run.max_epsilon, search.cost.epsilon
     if limit is not None and price > limit:
         remedy = "Allow more, or give [plan] a smaller epsilon."

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hushgrad import _check
+from hushgrad.errors import ArgumentError
 from hushgrad.events import Compose
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.recipes.recipe import Recipe
 from hushgrad.recipes.summary import write_report
+from hushgrad.release.atomic import replacing
 from hushgrad.release.erasure import destroy
 from hushgrad.train.plan import Plan
 from hushgrad.tuning.cost import ACCOUNTANT
-from hushgrad.tuning.files import found, outcome_of, write
 from hushgrad.tuning.price import Priced, score_words
 from hushgrad.tuning.space import edges
 
@@ -140,3 +143,24 @@ def _record(search: Priced, tuned: Tuned) -> dict[str, Any]:
         "epsilon": tuned.guarantee.epsilon,
         "delta": tuned.guarantee.delta,
     }
+
+
+def found(path: Path, read: Callable[[Any], Any], *, each_line: bool = False) -> Any:
+    """The content of a file of the search. Errors never quote it, because it may be the key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return read([_check.parsed(line) for line in text.splitlines()] if each_line else _check.parsed(text))
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ArgumentError(f"Expected {path.name} to be as it was written; it was damaged. Start a new search.") from None
+
+
+def write(path: Path, content: Any) -> None:
+    """Write atomically: half a file would be a search that cannot continue, or one that seems complete."""
+    with replacing(path, mode=0o644) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def outcome_of(folder: Path) -> dict[str, Any]:
+    """The outcome of a finished trial, from its report."""
+    told: dict[str, Any] = found(folder / "report.json", lambda content: dict(content["outcome"]))
+    return told

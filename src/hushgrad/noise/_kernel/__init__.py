@@ -13,9 +13,20 @@ import numpy as np
 from hushgrad import native
 from hushgrad.noise import _box_muller
 from hushgrad.noise._aes_ctr import KeyStream
-from hushgrad.noise._kernel.base import Kernel, NumpyKernel
+from hushgrad.noise._kernel.base import (
+    ARITHMETIC,
+    DOUBLE,
+    LIMIT,
+    SINGLE,
+    BufferedRow,
+    Kernel,
+    NumpyKernel,
+    Piece,
+    Rounding,
+    SolvedRows,
+    TableRows,
+)
 from hushgrad.noise._kernel.c_kernel import CKernel
-from hushgrad.noise._kernel.operands import ARITHMETIC, DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, Rounding, SolvedRows, TableRows
 
 __all__ = [
     "ARITHMETIC", "DOUBLE", "KERNEL", "LIMIT", "SINGLE",

@@ -15,8 +15,18 @@ from hushgrad._universal_hash import Seen
 from hushgrad.native import _abi
 from hushgrad.noise import _box_muller
 from hushgrad.noise._aes_ctr import BLOCKS, INDICES, STEPS, KeyStream, check_address
-from hushgrad.noise._kernel.base import BLOCKS_OF_GROUP, Kernel
-from hushgrad.noise._kernel.operands import DOUBLE, LIMIT, SINGLE, BufferedRow, Piece, SolvedRows, TableRows, Words
+from hushgrad.noise._kernel.base import (
+    BLOCKS_OF_GROUP,
+    DOUBLE,
+    LIMIT,
+    SINGLE,
+    BufferedRow,
+    Kernel,
+    Piece,
+    SolvedRows,
+    TableRows,
+    Words,
+)
 
 _BLOCK, _HASH = 8 * _abi.WITNESS_WORDS, 16  # bytes under one hash, and bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # largest tensor that the cipher's counter can address

@@ -28,8 +28,7 @@ from hushgrad._precision import widest_dtype
 from hushgrad.noise._chacha import ChaChaStream
 from hushgrad.noise.device_noise import DeviceKernel, Target, Turn, reference_row, register
 from hushgrad.testing.devices import tensors
-from hushgrad.testing.devices.meter import Meter, meters
-from hushgrad.testing.devices.tensors import NAME, Dispatch, Functions, OnDevice, WrongDevice, on_host
+from hushgrad.testing.devices.tensors import NAME, Dispatch, Functions, Meter, OnDevice, WrongDevice, meters, on_host
 
 __all__ = ["Meter", "PretendDevice", "WrongDevice", "on_host", "pretend"]
 
