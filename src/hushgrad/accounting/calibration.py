@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from hushgrad import _check
 from hushgrad._printed import at_most
@@ -119,14 +120,7 @@ def certified_calibration(
     search = Search(lambda x: target.cost(make_event(x)), target.epsilon, low, high)
     found, neighbour = search.crossing(min(max(guess, low), high), tolerance)
     if math.isnan(found):
-        least = f"the least that is reachable is epsilon={at_most(min(search.seen.values()), 6)}"
-        if bracket is None:
-            remedy = "Allow more epsilon or a larger delta, or do less."
-            raise ArgumentError(
-                f"Expected epsilon={target.epsilon} to be within reach at delta={target.delta}: {least}. {remedy}"
-            )
-        where = f"the bracket from x={low:g} to x={high:g} to contain a value that meets epsilon={target.epsilon}"
-        raise ArgumentError(f"Expected {where}, but {least}. Allow more epsilon, do less, or look elsewhere.")
+        _refuse(target, search, whole=bracket is None)
     if neighbour is None and bracket is None:
         raise ArgumentError(
             f"Expected epsilon={target.epsilon} to ask for something, but every value from {low:g} to {high:g} meets it. "
@@ -139,6 +133,16 @@ def certified_calibration(
         neighbour_epsilon=0.0 if neighbour is None else search.epsilon(neighbour),
         evaluations=len(search.seen),
     )
+
+
+def _refuse(target: Target, search: Search, *, whole: bool) -> NoReturn:
+    """Nothing meets the target, in the ``whole`` range or in the caller's bracket."""
+    least = f"the least that is reachable is epsilon={at_most(min(search.seen.values()), 6)}"
+    if whole:
+        remedy = "Allow more epsilon or a larger delta, or do less."
+        raise ArgumentError(f"Expected epsilon={target.epsilon} to be within reach at delta={target.delta}: {least}. {remedy}")
+    where = f"the bracket from x={search.low:g} to x={search.high:g} to contain a value that meets epsilon={target.epsilon}"
+    raise ArgumentError(f"Expected {where}, but {least}. Allow more epsilon, do less, or look elsewhere.")
 
 
 def calibrate_noise(

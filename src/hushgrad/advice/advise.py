@@ -114,37 +114,25 @@ _LEARNED = {"table": "cut points of columns", "text": "the mean of the looks", "
 
 
 def _reasons(codebook: Codebook, plan: Plan, rate: float, gap: float, learns: float | None) -> tuple[str, ...]:
-    kind = codebook.kind
+    kind, std = codebook.kind, plan.max_grad_norm * (plan.noise_multiplier or 0.0) / plan.batch_size
+    deviation = rate * std * (plan.steps / 3) ** 0.5  # of a row's score after all steps of a rate that falls linearly to 0
+    points = "more than 10 points" if gap > 10 else f"about {max(gap, 0.1):.1f} points"
     found = [
         f"Features: {_FEATURES[kind]}. Nothing in them is estimated from the records but what is named here.",
         "Model: linear, weights 0 at first. On tables objective perturbation and full-batch descent gained 0.3 points at most.",
         f"Batches of {plan.batch_size} in {plan.steps} steps: many steps beat large batches at the same work.",
         f"Clip norm {plan.max_grad_norm:g} for rows of length 1, noise multiplier {plan.noise_multiplier:.4g}.",
-        f"Learning rate {rate:.4g}, falling to 0: the noise of a logit ends at a deviation of about {_deviation(plan, rate):.1f}.",
-        f"Expect {_points(gap)} behind the same model without privacy; where that is little it was a few tenths more on public tables, "
+        f"Learning rate {rate:.4g}, falling to 0: the noise of a logit ends at a deviation of about {deviation:.1f}.",
+        f"Expect {points} behind the same model without privacy; where that is little it was a few tenths more on public tables, "
         "up to a few points on texts and images. How accurate that one is, nobody can tell "
         "without the data; the report compares with always naming the most frequent class.",
     ]
     if learns is not None:
-        what = _LEARNED[kind]
-        price = at_most(_epsilon_alone(learns, plan.delta))
+        from hushgrad.accounting import epsilon
+
+        what, price = _LEARNED[kind], at_most(epsilon(Gaussian(learns), delta=plan.delta))
         found.insert(
             1,
             f"Learned before the run, privately: {what}, noise {learns:g} (alone epsilon {price}; it is in the plan's calibration).",
         )
     return tuple(found)
-
-
-def _deviation(plan: Plan, rate: float) -> float:
-    """Of the noise in a row's score after all steps of a rate that falls linearly to 0."""
-    return rate * plan.max_grad_norm * (plan.noise_multiplier or 0.0) * (plan.steps / 3) ** 0.5 / plan.batch_size
-
-
-def _epsilon_alone(learns: float, delta: float) -> float:
-    from hushgrad import accounting
-
-    return accounting.epsilon(Gaussian(learns), delta=delta)
-
-
-def _points(gap: float) -> str:
-    return "more than 10 points" if gap > 10 else f"about {max(gap, 0.1):.1f} points"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -189,18 +190,16 @@ def _opposite(floats: list[Tensor], generator: torch.Generator) -> None:
             last[-1] = 0
 
 
-def _underflow(floats: list[Tensor], generator: torch.Generator) -> None:
-    """Template: squares of some underflow in single precision, those of the others do not overflow."""
-    small = _one(floats, generator)
+def _far_apart(small: tuple[float, float], large: tuple[float, float], floats: list[Tensor], generator: torch.Generator) -> None:
+    """Template: one tensor is filled with a power of ten from ``small``, the others with one from ``large``."""
+    chosen = _one(floats, generator)
     for t in floats:
-        t.fill_(_power(-24, -18, generator) if t is small else _power(16, 18.9, generator))
+        t.fill_(_power(*(small if t is chosen else large), generator))
 
 
-def _denormal(floats: list[Tensor], generator: torch.Generator) -> None:
-    """Template: denormal numbers on one side, the largest on the other."""
-    small = _one(floats, generator)
-    for t in floats:
-        t.fill_(_power(-45, -37, generator) if t is small else _power(34, 38.5, generator))
+# Squares of the small ones underflow in single precision, those of the others do not overflow.
+_underflow = partial(_far_apart, (-24, -18), (16, 18.9))
+_denormal = partial(_far_apart, (-45, -37), (34, 38.5))
 
 
 def _balance(floats: list[Tensor], generator: torch.Generator) -> None:

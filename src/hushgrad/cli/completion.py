@@ -22,7 +22,9 @@ def _parser() -> Parser:
 def run(words: list[str]) -> int:
     """Print the script; see ``hushgrad completion --help``."""
     options = _parser().parse(words)
-    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]()
+    script = _fish() if options.shell == "fish" else _bash()
+    if options.shell == "zsh":
+        script = f"autoload -U +X bashcompinit && bashcompinit\n{script}"
     return say(options, {"shell": options.shell, "script": script}, script.rstrip("\n"))
 
 
@@ -59,10 +61,6 @@ def _bash() -> str:
 }}
 complete -o default -F _hushgrad hushgrad
 """
-
-
-def _zsh() -> str:
-    return f"autoload -U +X bashcompinit && bashcompinit\n{_bash()}"
 
 
 def _fish() -> str:

@@ -38,8 +38,8 @@ def run(words: list[str]) -> int:
     with waiting("Asking every accountant"):
         ours = _timed(lambda: _certified(event, options.delta, options.relation))
         answers = [{"accountant": "hushgrad pld", **ours}]
-        for name, ask in _PEERS.items():
-            answers.append({"accountant": name, **_timed(partial(_asked, ask, event, options))})
+        for name, peer in _PEERS.items():
+            answers.append({"accountant": name, **_timed(partial(_asked, peer, event, options))})
     for answer in answers[1:]:
         if "epsilon" in answer and "lower" in ours:
             answer["verdict"] = _verdict(answer["epsilon"], ours["lower"], ours["epsilon"])
@@ -86,36 +86,30 @@ def _certified(event: Event, delta: float, relation: str) -> dict[str, Any]:
     return {"lower": lower, "epsilon": upper}
 
 
-def _dp_accounting(kind: str) -> Callable[[Event, float, str], float]:
-    def ask(event: Event, delta: float, relation: str) -> float:
-        import dp_accounting as dp
+def _dp_accounting(kind: str, event: Event, delta: float, relation: str) -> float:
+    import dp_accounting as dp
 
-        from hushgrad.errors import ArgumentError
-        from hushgrad.events import to_dp_accounting
+    from hushgrad.errors import ArgumentError
+    from hushgrad.events import to_dp_accounting
 
-        if kind == "rdp" and relation == "replace_one":
-            raise ArgumentError(
-                "Another question: its noise multiplier is for the distance of a replacement, ours for one contribution."
-            )
-        between = getattr(dp.NeighboringRelation, _RELATIONS[relation])
-        if kind == "pld":
-            from dp_accounting.pld import PLDAccountant as accountant
-        else:
-            from dp_accounting.rdp import RdpAccountant as accountant
-        return float(accountant(neighboring_relation=between).compose(to_dp_accounting(event)).get_epsilon(delta))
-
-    return ask
+    if kind == "rdp" and relation == "replace_one":
+        raise ArgumentError(
+            "Another question: its noise multiplier is for the distance of a replacement, ours for one contribution."
+        )
+    between = getattr(dp.NeighboringRelation, _RELATIONS[relation])
+    if kind == "pld":
+        from dp_accounting.pld import PLDAccountant as accountant
+    else:
+        from dp_accounting.rdp import RdpAccountant as accountant
+    return float(accountant(neighboring_relation=between).compose(to_dp_accounting(event)).get_epsilon(delta))
 
 
-def _opacus(kind: str) -> Callable[[Event, float, str], float]:
-    def ask(event: Event, delta: float, relation: str) -> float:
-        from opacus import accountants
+def _opacus(kind: str, event: Event, delta: float, relation: str) -> float:
+    from opacus import accountants
 
-        accountant = getattr(accountants, kind)()
-        accountant.history = _history(event, relation)
-        return float(accountant.get_epsilon(delta=delta))
-
-    return ask
+    accountant = getattr(accountants, kind)()
+    accountant.history = _history(event, relation)
+    return float(accountant.get_epsilon(delta=delta))
 
 
 def _history(event: Event, relation: str) -> list[tuple[float, float, int]]:
@@ -136,8 +130,8 @@ def _history(event: Event, relation: str) -> list[tuple[float, float, int]]:
 
 
 _PEERS: dict[str, Callable[[Event, float, str], float]] = {
-    "dp-accounting PLD": _dp_accounting("pld"),
-    "dp-accounting RDP": _dp_accounting("rdp"),
-    "Opacus PRV": _opacus("PRVAccountant"),
-    "Opacus RDP": _opacus("RDPAccountant"),
+    "dp-accounting PLD": partial(_dp_accounting, "pld"),
+    "dp-accounting RDP": partial(_dp_accounting, "rdp"),
+    "Opacus PRV": partial(_opacus, "PRVAccountant"),
+    "Opacus RDP": partial(_opacus, "RDPAccountant"),
 }

@@ -40,12 +40,8 @@ def run(words: list[str]) -> int:
         with replacing(Path(options.out), mode=0o644) as new:
             new.write_text(json.dumps(found, indent=1) + "\n")
     say(options, found, _table(found))
-    return 0 if _well(found) else 1
-
-
-def _well(found: dict[str, Any]) -> bool:
-    waits = [row["syncs"] for part in ("counts", "steps") for row in found[part].values()]
-    return not any(waits) and not any(answer.startswith(("other", "failed")) for answer in found["bits"].values())
+    waits = any(row["syncs"] for part in ("counts", "steps") for row in found[part].values())
+    return int(waits or any(answer.startswith(("other", "failed")) for answer in found["bits"].values()))
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -41,7 +41,9 @@ def run(words: list[str]) -> int:
     require_picture(options.plot)
     if options.plot:
         _plot(event, names, options)
-    say(options, _as_json(event, answers, options), *_lines(event, answers, options))
+    shown = [{k: v if k != "attack" else vars(v) for k, v in answer.items()} for answer in answers]
+    content = {"event": event.to_json(), "delta": options.delta, "relation": options.relation, "answers": shown}
+    say(options, content, *_lines(event, answers, options))
     found = [answer["epsilon"] for answer in answers if "epsilon" in answer]
     ask(questions(min(found, default=None), options.delta))
     return 2 if all("refused" in answer for answer in answers) else 0
@@ -63,11 +65,6 @@ def _ask(event: Event, name: str, options: argparse.Namespace) -> dict[str, Any]
     except NoTheorem as error:
         return {"accountant": name, "refused": str(error)}
     return answer
-
-
-def _as_json(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    shown = [{k: v if k != "attack" else vars(v) for k, v in answer.items()} for answer in answers]
-    return {"event": event.to_json(), "delta": options.delta, "relation": options.relation, "answers": shown}
 
 
 def _lines(event: Event, answers: list[dict[str, Any]], options: argparse.Namespace) -> list[str]:

@@ -46,7 +46,11 @@ def run(words: list[str]) -> int:
         token=Settings.fresh_token() if options.token else "",
     )
     if not settings.is_loopback:
-        _warn(settings.host)
+        print(
+            f"Warning: at {settings.host} the page can be reached from the network, and its traffic is not encrypted. Visitors need "
+            "the token in the address below. Safer: leave --host out and use a tunnel (ssh -L 8642:localhost:8642).",
+            file=sys.stderr,
+        )
 
     def ready(address: str) -> None:
         content = {"address": address, "runs": None if settings.runs is None else str(settings.runs)}
@@ -61,11 +65,3 @@ def run(words: list[str]) -> int:
     except KeyboardInterrupt:
         print("Ended.", file=sys.stderr)
     return 0
-
-
-def _warn(host: str) -> None:
-    print(
-        f"Warning: at {host} the page can be reached from the network, and its traffic is not encrypted. Visitors need the token in "
-        "the address below. Safer: leave --host out and use a tunnel (ssh -L 8642:localhost:8642).",
-        file=sys.stderr,
-    )

@@ -78,9 +78,11 @@ def run(context: Context) -> Findings:
     for (method, epsilon), seed in context.track([(k, s) for k in results for s in range(size.seeds)], "over epsilon"):
         model = _trained(data.train, size, method, epsilon, rates[method, epsilon], context.seed + 1 + seed)
         results[method, epsilon].append(accuracy(model, data.test))
+    compared = [] if context.quick else [(m, e) for m in _FILTERS for e in size.epsilons]
+    denoised = (_denoising(gain_at(results, m, "DP-SGD, amplified", e), m, e) for m, e in compared)
     name, steps = "digits" if context.quick else "CIFAR-10", size.epochs * -(-len(data.train) // size.batch)
     return Findings(
-        claims=(*_claims(size, results), *(() if context.quick else _denoising_claims(size, results))),
+        claims=(*_claims(size, results), *denoised),
         tables=(
             Table(
                 title=f"Test accuracy in per cent on {name}, mean ± standard error of {size.seeds} seeds ({len(data.train)} training "
@@ -191,10 +193,6 @@ def _correlated(value: tuple[float, float], method: str, epsilon: float) -> Clai
 def _denoising(value: tuple[float, float], method: str, epsilon: float) -> Claim:
     name, source = method.split(", ")[-1], "003" if "Laplacian" in method else "000"
     return claim.measured("denoising", value, source=source, method=name, epsilon=at_most(epsilon, 6))
-
-
-def _denoising_claims(size: _Size, results: Results) -> tuple[Claim, ...]:
-    return tuple(_denoising(gain_at(results, m, "DP-SGD, amplified", e), m, e) for m in _FILTERS for e in size.epsilons)
 
 
 def _draw(figure: Any, size: _Size, results: Results) -> None:

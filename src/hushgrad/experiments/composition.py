@@ -174,9 +174,8 @@ def _sampling(rates: tuple[float, ...]) -> Table:
         exact = delta(Gaussian(2.0).sampled(rate=q), epsilon=after)
         t = round(1 / q) if q < 0.5 else 2
         event = Gaussian(2.0).sampled(rate=q) * t
-        step = classical.subsampled(
-            epsilon=_gaussian_epsilon(1e-5 / (2 * q * t)), delta=0.0, rate=q, relation="add_remove", sampling="poisson"
-        )[0]
+        alone = epsilon(Gaussian(2.0), delta=min(1e-5 / (2 * q * t), 0.5), accountant="gdp")
+        step = classical.subsampled(epsilon=alone, delta=0.0, rate=q, relation="add_remove", sampling="poisson")[0]
         composed = min(*advanced_forms([(step, t)], 5e-6), step * t)
         rows.append((q, t, after, lemma, exact, composed, epsilon(event, delta=1e-5)))
     return Table(
@@ -192,10 +191,6 @@ def _sampling(rates: tuple[float, ...]) -> Table:
         ),
         rows=tuple(rows),
     )
-
-
-def _gaussian_epsilon(small: float) -> float:
-    return epsilon(Gaussian(2.0), delta=min(small, 0.5), accountant="gdp")
 
 
 def _sampling_claims(sampling: Table) -> tuple[Claim, ...]:

@@ -52,16 +52,12 @@ def run(context: Context) -> Findings:
     )
 
 
-def _mechanism(name: str, eta: float) -> Mechanism:
-    return Independent() if name == "independent" else Nu(nu=eta)
-
-
 def _runs(steps: int, rho: float, chains: int, seed: int) -> list[tuple[Any, ...]]:
     eta = learning_rate(steps)
     rows = []
     plain, clipped = _excess(steps, eta, None, chains, seed)
     for name in METHODS:
-        mechanism = _mechanism(name, eta)
+        mechanism: Mechanism = Independent() if name == "independent" else Nu(nu=eta)
         sens = mechanism.sensitivity(steps=steps, participation=Once())
         beta = mechanism.noising_coefficients(steps) if isinstance(mechanism, LowerToeplitz) else np.eye(1, steps)[0]
         noisy, _ = _excess(steps, eta, beta * (CLIP * sens / math.sqrt(2 * rho)), chains, seed)

@@ -63,7 +63,7 @@ def run(context: Context) -> Findings:
     over_d = {d: _risks(_problem(d, 0.05)) for d in context.track(sizes, "over d")}
     rates = (0.3, 0.1, 0.03, 0.01, 0.003)
     over_eta = {eta: _risks(_problem(16, eta)) for eta in context.track(rates, "over eta")}
-    over_effective = _over_effective_dimension()
+    over_effective = {round(_spiked(large).trace, 3): _risks(_spiked(large)) for large in (1, 4, 16, 64)}
     points = ((8, 0.2),) if context.quick else ((8, 0.2), (8, 0.05), (32, 0.2))
     chains, lengths = (64, 30) if context.quick else (256, 40)
     rng = np.random.default_rng(context.seed)
@@ -101,10 +101,6 @@ def _spiked(large: int) -> Problem:
     """64 directions, ``large`` of curvature 1 and the rest of curvature 1/64."""
     rest = ((1.0 / 64, 64 - large),) if large < 64 else ()
     return Problem(curvatures=((1.0, large), *rest), eta=0.01)
-
-
-def _over_effective_dimension() -> dict[float, dict[str, float]]:
-    return {round(_spiked(large).trace, 3): _risks(_spiked(large)) for large in (1, 4, 16, 64)}
 
 
 def _slope(curves: dict[Any, dict[str, float]], method: str, a: float, b: float) -> float:

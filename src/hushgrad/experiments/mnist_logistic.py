@@ -245,13 +245,8 @@ def _tables(
             again = (plus_minus(paper["batch", e, s, 1.0]) for e in size.epsilons)
             rows.append((f"as the authors' program, sigma = {s:g}", "no", *again))
     for s in SIGMAS:
-        rows.append(
-            (
-                f"the paper's recipe re-run, sigma = {s:g}",
-                "yes",
-                *(plus_minus(paper["example", e, s, 1.0]) for e in size.epsilons),
-            )
-        )
+        again = (plus_minus(paper["example", e, s, 1.0]) for e in size.epsilons)
+        rows.append((f"the paper's recipe re-run, sigma = {s:g}", "yes", *again))
     for kind in ("pixels", "features"):
         rows.append((f"full-batch descent on {kind}", "yes", *(plus_minus(best[kind, e]) for e in size.epsilons)))
     steps = [(e, a, *(plus_minus(paper["example", e, s, a]) for s in SIGMAS)) for e in size.epsilons[:2] for a in size.step_sizes]

@@ -21,7 +21,6 @@ from hushgrad.experiments.base import (
     Context,
     Experiment,
     Findings,
-    Table,
     tables,
 )
 from hushgrad.experiments.picture import save
@@ -103,7 +102,7 @@ def page(outcome: Outcome, *, picture: str | None) -> str:
     parts.append(_claims_table([claim.to_json() for claim in findings.claims]))
     if picture is not None:
         parts.append(f"![{experiment.name}]({picture})\n\n*{findings.caption}*")
-    parts += [_markdown(table) for table in findings.tables]
+    parts += [f"**{table.title}**\n\n{_rows(table.columns, table.rows)}" for table in findings.tables]
     parts.append(
         f"Written by `{outcome.command}` (hushgrad {__version__}, seed {outcome.context.seed}) "
         f"in {outcome.wall_seconds:.1f} s of wall time, {outcome.cpu_seconds:.1f} s of processor time."
@@ -180,10 +179,6 @@ def _claims_table(claims: list[dict[str, Any]]) -> str:
 def _found(claim: dict[str, Any]) -> str:
     spread = "" if claim["stderr"] is None else f" ± {_number(claim['stderr'])}"
     return _number(claim["found"]) + spread
-
-
-def _markdown(table: Table) -> str:
-    return f"**{table.title}**\n\n" + _rows(table.columns, table.rows)
 
 
 def _rows(columns: tuple[str, ...], rows: Any) -> str:

@@ -7,7 +7,6 @@ import copy
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 from hushgrad import _check
-from hushgrad.clipping.clipper import Clipper
 from hushgrad.errors import ArgumentError, NoTheorem
 from hushgrad.events import MinSep, Once, Relation
 from hushgrad.federated.optimizers import ServerAdam, ServerOptimizer, ServerSGD
@@ -37,18 +36,14 @@ def require_plan(plan: Plan, *, correlated: bool) -> Plan:
     for name, value in (("denoise", plan.denoise), ("average", plan.average), ("projection", plan.projection)):
         if value is not None:
             _check.fail(f"plan.{name}", value, "to be None", "A federated server does not do that; leave it out.")
-    _require_flat(plan.clip)
+    if plan.clip.groups(["a", "b"]) is not None:
+        _check.fail("plan.clip", plan.clip, "to clip all arrays together", "Use clipping.Flat or clipping.Adaptive.")
     if plan.relation is Relation.ADD_REMOVE and isinstance(plan.participation, (MinSep, Once)):
         raise NoTheorem(
             "Adding or removing a user changes who else finds a place in a cohort, and no theorem covers that. "
             'Use relation="zero_out" (the user is asked and contributes nothing) or "replace_one".'
         )
     return plan
-
-
-def _require_flat(clip: Clipper) -> None:
-    if clip.groups(["a", "b"]) is not None:
-        _check.fail("plan.clip", clip, "to clip all arrays together", "Use clipping.Flat or clipping.Adaptive.")
 
 
 def server_optimizer_of(strategy: Strategy, server: ServerOptimizer | None) -> ServerOptimizer:

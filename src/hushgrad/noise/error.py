@@ -26,7 +26,9 @@ def toeplitz_unit_error(beta: np.ndarray, workload: AnyWorkload = None) -> tuple
     a = work.coefficients(steps)
     if a is not None:
         return _from_series(multiply(a, beta))
-    _refuse_large(steps)
+    if steps > _DENSE:
+        remedy = "Ask for a constant learning rate, or for a shorter run with the same schedule."
+        _check.fail("steps", steps, f"to be at most {_DENSE} for a workload that changes from step to step", remedy)
     return _from_rows(_times_toeplitz(work.matrix(steps), beta))
 
 
@@ -54,12 +56,6 @@ def _times_toeplitz(A: np.ndarray, beta: np.ndarray) -> np.ndarray:
     n = len(beta)
     spectrum = np.fft.rfft(A[:, ::-1], 2 * n, axis=1) * np.fft.rfft(beta, 2 * n)
     return np.fft.irfft(spectrum, 2 * n, axis=1)[:, :n][:, ::-1]
-
-
-def _refuse_large(steps: int) -> None:
-    if steps > _DENSE:
-        remedy = "Ask for a constant learning rate, or for a shorter run with the same schedule."
-        _check.fail("steps", steps, f"to be at most {_DENSE} for a workload that changes from step to step", remedy)
 
 
 Form: TypeAlias = Callable[[np.ndarray], np.ndarray]  # from beta to M beta

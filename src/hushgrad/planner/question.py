@@ -48,7 +48,8 @@ class Question:
 
     def __post_init__(self) -> None:
         size = _check.positive_int(dataset_size=self.dataset_size)
-        batch = _rule_of_thumb(size) if self.batch_size is None else _check.positive_int(batch_size=self.batch_size)
+        usual = min(size, 1 << round(math.log2(max(2.0, math.sqrt(size)))))  # the power of two nearest to the square root
+        batch = usual if self.batch_size is None else _check.positive_int(batch_size=self.batch_size)
         if batch > size:
             _check.fail("batch_size", batch, f"to be at most dataset_size={size}")
         if (self.epochs is None) == (self.steps is None):
@@ -103,7 +104,3 @@ class Question:
         epochs = self.steps / per_epoch if self.steps is not None else self.epochs
         assert epochs is not None
         return int(epochs) if float(epochs).is_integer() else None
-
-
-def _rule_of_thumb(dataset_size: int) -> int:
-    return min(dataset_size, 1 << round(math.log2(max(2.0, math.sqrt(dataset_size)))))

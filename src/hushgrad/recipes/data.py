@@ -124,8 +124,7 @@ def table(
     else:
         _require_alone(columns, titles, drop=drop, buckets=buckets, numbers=numbers)
         encoder = Columns(columns=columns_of(columns), crosses=tuple(crosses or ()), **about)  # type: ignore[arg-type]  # looked at there
-    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
-    return labelled(encoder, path, classes, **tested, learn=learn, placed=placed)
+    return labelled(encoder, path, classes, test_path=test_path, test_fraction=test_fraction, learn=learn, placed=placed)
 
 
 def _require_alone(columns: dict[str, Any], titles: list[str], **others: Any) -> None:
@@ -153,8 +152,7 @@ def encoded(
 ) -> Data:
     """Records of any kind with an encoder that the recipe describes in its JSON form."""
     described: Any = _check.instance(_RECORDS, encoder=Encoder.from_json(encoder))
-    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
-    return labelled(described, path, classes, **tested, learn=learn, placed=placed)
+    return labelled(described, path, classes, test_path=test_path, test_fraction=test_fraction, learn=learn, placed=placed)
 
 
 def _column(column: str | int, titles: list[str], what: str) -> str:
@@ -179,8 +177,9 @@ def labelled_text(
     encoder = TextEncoder(length=length)
     if encoder.read(Path(path), classes).labels is None:
         _check.fail("line", 1, f"to begin with one of {classes} and a tab")
-    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
-    return labelled(encoder, path, classes, **tested, vocabulary=WORD_BUCKETS, placed=placed)
+    return labelled(
+        encoder, path, classes, test_path=test_path, test_fraction=test_fraction, vocabulary=WORD_BUCKETS, placed=placed
+    )
 
 
 def text_files(
@@ -195,8 +194,9 @@ def text_files(
     """A folder of .txt files that lie in folders of their classes; encoded like labelled text."""
     _require_folders(path, classes)
     encoder = TextEncoder(length=length)
-    tested: dict[str, Any] = {"test_path": test_path, "test_fraction": test_fraction}
-    return labelled(encoder, path, classes, **tested, vocabulary=WORD_BUCKETS, placed=placed)
+    return labelled(
+        encoder, path, classes, test_path=test_path, test_fraction=test_fraction, vocabulary=WORD_BUCKETS, placed=placed
+    )
 
 
 def image_files(

@@ -70,14 +70,7 @@ def loader(
     """
     _check.instance(Sampler, sampler=sampler)
     refuse_options(dataloader_options)
-    if isinstance(dataset, (DataLoader, BatchLoader)):
-        _check.fail("dataset", dataset, "to be a data set, not a loader", "Pass loader.dataset, the data itself.")
-    if _check.positive_int(copies=copies) > 1 and type(dataset) is TensorDataset:
-        remedy = "Give a data set that augments at random as it reads; a TensorDataset reads the same every time."
-        _check.fail("copies", copies, "to be 1 for this data set", remedy)
-    size = len(dataset)
-    if size < 1:
-        _check.fail("len(dataset)", size, "to be at least 1")
+    size = _size(dataset, copies)
     units = None if groups is None else Units.of(groups, examples=size)
     count, draws = size if units is None else units.count, Draws(rng_key)
     deal = sampler.dealer(count, draws)
@@ -98,6 +91,17 @@ def loader(
         on_issue=on_issue,
         options=dataloader_options,
     )
+
+
+def _size(dataset: Any, copies: int) -> int:
+    """How many examples there are; refuses what is no data set, and copies of what reads the same every time."""
+    if isinstance(dataset, (DataLoader, BatchLoader)):
+        _check.fail("dataset", dataset, "to be a data set, not a loader", "Pass loader.dataset, the data itself.")
+    if _check.positive_int(copies=copies) > 1 and type(dataset) is TensorDataset:
+        remedy = "Give a data set that augments at random as it reads; a TensorDataset reads the same every time."
+        _check.fail("copies", copies, "to be 1 for this data set", remedy)
+    size = len(dataset)
+    return size if size >= 1 else _check.fail("len(dataset)", size, "to be at least 1")
 
 
 def _rows_of(fixed: int, units: Units | None, world_size: int) -> int:

@@ -205,7 +205,7 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         folded=(-math.inf if inside else _folded(parts, t, window.far, high - low), t + window.far),
         beyond=beyond,
         relative=math.expm1(rounding),
-        infinite=_infinite(parts),
+        infinite=-math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts)),
         under=under,
     )
 
@@ -214,11 +214,6 @@ def _folded(parts: Sequence[Part], t: float, far: float, width: float) -> float:
     """The logarithm of what mass from above the window adds, times e^{(t + far) epsilon}: a sum of powers of one more window."""
     shrinks = -far * width  # ln of the factor per further window
     return log_moment(parts, t + far) + shrinks - math.log(-math.expm1(shrinks)) if shrinks < 0 else math.inf
-
-
-def _infinite(parts: Sequence[Part]) -> float:
-    """The mass at an infinite loss."""
-    return -math.expm1(sum(times * math.log1p(-min(m.infinite, 1 - 1e-16)) for m, times in parts))
 
 
 def _at_most(parts: Sequence[Part], end: float, s: float) -> float:
