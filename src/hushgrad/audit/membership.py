@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import beta, norm, rankdata
+from scipy.stats import beta, norm
 
 from hushgrad import _check
 from hushgrad.audit.checks import _Finding
+from hushgrad.recipes.metrics import area
 
 _FEW = 16  # reference models on each side below which all examples share one variance (Carlini et al. 2022, section VI.C)
 
@@ -156,15 +157,13 @@ def _logit(losses: np.ndarray) -> np.ndarray:
 
 def _report(scores: np.ndarray, members: np.ndarray, method: str, rate: float, confidence: float) -> MembershipReport:
     ins, outs = scores[members], scores[~members]
-    ranks = rankdata(scores)[members]
-    auc = (ranks.sum() - len(ins) * (len(ins) + 1) / 2) / (len(ins) * len(outs))
     allowed = int(rate * len(outs))
     threshold = np.sort(outs)[::-1][allowed]  # strictly above it lie at most ``allowed`` of the others
     hits = int((ins > threshold).sum())
     tail = (1.0 - _check.between(0, 1, confidence=confidence)) / 2.0
     return MembershipReport(
         method=method,
-        auc=float(auc),
+        auc=area(scores, members),
         false_positive_rate=float((outs > threshold).mean()),
         true_positive_rate=hits / len(ins),
         true_positive_low=float(beta.ppf(tail, hits, len(ins) - hits + 1)) if hits else 0.0,

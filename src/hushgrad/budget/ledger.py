@@ -56,7 +56,12 @@ class Closing(Admission):
             ArgumentError: if the run was committed, settled or cancelled before, and less is claimed now.
         """
         _check.instance(Event, event=event)
-        done = self._charge("commit", id_of(reservation), lambda known: (_unforked(known, event, owner), note), model=model)
+
+        def decide(known: Reservation) -> tuple[Event, str]:
+            forked = owner is not None and known.owner != sealed(owner)
+            return Compose((event, _FORKED)) if forked else event, note
+
+        done = self._charge("commit", id_of(reservation), decide, model=model)
         if done.overrun and not overrun:
             raise BudgetExceeded(
                 f"Run {done.run!r} did more than it had reserved. That is recorded as an overrun of {done.dataset!r}: "
@@ -155,10 +160,6 @@ class Closing(Admission):
             return {"kind": kind, "reservation": identifier, "event": event, "overrun": more, "note": note, "model": model}
 
         return self._write(row).reservation(identifier)
-
-
-def _unforked(known: Reservation, event: Event, owner: str | None) -> Event:
-    return event if owner is None or known.owner == sealed(owner) else Compose((event, _FORKED))
 
 
 class Ledger(Closing):

@@ -21,8 +21,20 @@ from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
 from hushgrad.experiments.public_features import oriented_gradients
-from hushgrad.experiments.second_look import Look, Run, second_look
-from hushgrad.experiments.training import accuracy, bars, gain, gain_at, held_out, image_data, mean_and_error, plus_minus, trained
+from hushgrad.experiments.training import (
+    Look,
+    Run,
+    accuracy,
+    bars,
+    gain,
+    gain_at,
+    held_out,
+    image_data,
+    mean_and_error,
+    plus_minus,
+    second_look,
+    trained,
+)
 from hushgrad.recipes import Data
 from hushgrad.recipes.encoders import unit_rows
 from hushgrad.train import Plan

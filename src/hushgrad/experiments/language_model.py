@@ -20,8 +20,7 @@ from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.characters import Recent, bits, speeches, windows
 from hushgrad.experiments.picture import MARKS, panel
-from hushgrad.experiments.second_look import Look, Run, second_look
-from hushgrad.experiments.training import bars, gain, mean_and_error, plus_minus, trained
+from hushgrad.experiments.training import Look, Run, bars, gain, mean_and_error, plus_minus, second_look, trained
 from hushgrad.train import Plan
 
 claim = Stated("language-model")

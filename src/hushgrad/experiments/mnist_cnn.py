@@ -14,8 +14,20 @@ from hushgrad import denoise, noise
 from hushgrad._printed import at_most
 from hushgrad.experiments.base import Claim, Context, Experiment, Findings, Stated, Table
 from hushgrad.experiments.picture import MARKS, panel
-from hushgrad.experiments.second_look import Look, Run, second_look
-from hushgrad.experiments.training import accuracy, bars, gain, gain_at, held_out, image_data, mean_and_error, plus_minus, trained
+from hushgrad.experiments.training import (
+    Look,
+    Run,
+    accuracy,
+    bars,
+    gain,
+    gain_at,
+    held_out,
+    image_data,
+    mean_and_error,
+    plus_minus,
+    second_look,
+    trained,
+)
 from hushgrad.recipes import MODELS, Data
 from hushgrad.train import Plan
 
@@ -58,18 +70,30 @@ _LARGEST, _SMALLEST = 50.0, 0.05  # where the search for a step size gives up
 Results = dict[Any, list[float]]
 
 
-class _Measured(NamedTuple):
-    """All results of the runs: accuracies by (method, epsilon), by (method, step size), and those of validation."""
-
-    results: Results
-    unstable: Results
-    tried: dict[tuple[str, float], float]
-
-
 def run(context: Context) -> Findings:
     """One pass over the data for every method: step sizes from a validation split, then accuracy over epsilon."""
     data, size = image_data(context, "mnist"), _QUICK if context.quick else _FULL
-    return _judged(context, data, size, _measured(context, data, size))
+    rest, validation = held_out(data.train)
+    tried: dict[tuple[str, float], float] = {}
+    for method in context.track(list(METHODS), "validation"):
+        tried |= _tried(data, rest, validation, size, method, context.seed)
+    rates = _chosen(tried)
+    results: Results = {(m, e): [] for m in METHODS for e in size.epsilons}
+    for (method, epsilon), seed in context.track([(k, s) for k in results for s in range(size.seeds)], "over epsilon"):
+        net = _trained(data, data.train, size, method, epsilon, rates[method], context.seed + 1 + seed)
+        results[method, epsilon].append(accuracy(net, data.test))
+    known = {(m, rates[m]): results[m, size.epsilons[0]] for m in METHODS}
+    unstable = _large_rates(context, data, size, known)
+    return Findings(
+        claims=(_same_budget(data, size), *_claims(context, size, results, unstable)),
+        tables=_tables(size, results, unstable, _rows(size, tried), len(data.train)),
+        draw=lambda figure: _draw(figure, size, results, unstable),
+        caption=f"Test accuracy in per cent of a small convolutional net on {'digits' if context.quick else 'MNIST'} after one pass, "
+        f"delta = 1e-5, mean of {size.seeds} seeds with two standard errors: (a) over epsilon, each method at the step size that was "
+        "best on validation data (points set side by side where they would cover each other); (b) over the step size at "
+        f"epsilon = {at_most(size.epsilons[0], 6)}.",
+        data={"over_epsilon": {str(k): v for k, v in results.items()}, "over_rate": {str(k): v for k, v in unstable.items()}},
+    )
 
 
 def again(context: Context, experiment: Experiment) -> Findings:
@@ -84,35 +108,6 @@ def again(context: Context, experiment: Experiment) -> Findings:
         return claim.measured(look.claim, gain(one, other), epsilon=high, high=high, low=low)
 
     return second_look(context, experiment, value, judge, "points of accuracy")
-
-
-def _measured(context: Context, data: Data, size: _Size) -> _Measured:
-    rest, validation = held_out(data.train)
-    tried: dict[tuple[str, float], float] = {}
-    for method in context.track(list(METHODS), "validation"):
-        tried |= _tried(data, rest, validation, size, method, context.seed)
-    rates = _chosen(tried)
-    jobs = [(m, e, s) for m in METHODS for e in size.epsilons for s in range(size.seeds)]
-    results: Results = {(m, e): [] for m in METHODS for e in size.epsilons}
-    for method, epsilon, seed in context.track(jobs, "over epsilon"):
-        net = _trained(data, data.train, size, method, epsilon, rates[method], context.seed + 1 + seed)
-        results[method, epsilon].append(accuracy(net, data.test))
-    known = {(m, rates[m]): results[m, size.epsilons[0]] for m in METHODS}
-    return _Measured(results, _large_rates(context, data, size, known), tried)
-
-
-def _judged(context: Context, data: Data, size: _Size, measured: _Measured) -> Findings:
-    results, unstable, tried = measured
-    return Findings(
-        claims=(_same_budget(data, size), *_claims(context, size, results, unstable)),
-        tables=_tables(size, results, unstable, _rows(size, tried), len(data.train)),
-        draw=lambda figure: _draw(figure, size, results, unstable),
-        caption=f"Test accuracy in per cent of a small convolutional net on {'digits' if context.quick else 'MNIST'} after one pass, "
-        f"delta = 1e-5, mean of {size.seeds} seeds with two standard errors: (a) over epsilon, each method at the step size that was "
-        "best on validation data (points set side by side where they would cover each other); (b) over the step size at "
-        f"epsilon = {at_most(size.epsilons[0], 6)}.",
-        data={"over_epsilon": {str(k): v for k, v in results.items()}, "over_rate": {str(k): v for k, v in unstable.items()}},
-    )
 
 
 def _plan(method: str, epsilon: float, n: int, batch: int) -> Plan:

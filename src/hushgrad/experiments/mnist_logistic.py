@@ -59,22 +59,9 @@ Results = dict[Any, list[float]]
 Job = tuple[tuple[float, float, float], int]
 
 
-class _Measured(NamedTuple):
-    """All results of the runs: accuracies of the paper's recipe and of the best, the noise by epsilon, and validation rows."""
-
-    paper: Results
-    best: Results
-    multipliers: dict[float, float]
-    chosen: list[tuple[Any, ...]]
-
-
 def run(context: Context) -> Findings:
     """The paper's recipe as its program does it, with a valid guarantee, and the recipe that is best."""
     data, size = image_data(context, "mnist"), _QUICK if context.quick else _FULL
-    return _judged(context, data, size, _measured(context, data, size))
-
-
-def _measured(context: Context, data: Data, size: _Size) -> _Measured:
     best: Results = {}
     chosen: list[tuple[Any, ...]] = []
     for kind in ("pixels", "features"):
@@ -82,11 +69,6 @@ def _measured(context: Context, data: Data, size: _Size) -> _Measured:
         best |= accuracies
         chosen += tried
     paper, multipliers = _paper_runs(context, data, size)
-    return _Measured(paper, best, multipliers, chosen)
-
-
-def _judged(context: Context, data: Data, size: _Size, measured: _Measured) -> Findings:
-    paper, best, multipliers, chosen = measured
     claims = (*_accounting_claims(context, data), *_paper_claims(context, size, paper), *_best_claims(context, paper, best))
     return Findings(
         claims=claims,

@@ -32,7 +32,8 @@ def main() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints must not come between the answers
-    _limit_memory()
+    if sys.platform.startswith("linux"):
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     from hushgrad.serve.jobs import JOBS
 
     for name in sys.argv[1:]:  # what takes long to import, before the first question
@@ -56,8 +57,3 @@ def _answer(job: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     except (MemoryError, RecursionError, ArithmeticError, ValueError, TypeError, KeyError, AssertionError) as error:
         # A crafted input; its reader gets a sentence, and the next question finds a worker that is well.
         return {"refused": f"This cannot be answered ({type(error).__name__})."}
-
-
-def _limit_memory() -> None:
-    if sys.platform.startswith("linux"):
-        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))

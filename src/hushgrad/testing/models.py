@@ -89,15 +89,9 @@ def _perceptron() -> nn.Module:
 
 
 def _convolutional() -> nn.Module:
-    first = (
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-    )
-    return nn.Sequential(*first, nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10))
+    first = nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)
+    second = nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def _token_loss(out: Tensor, y: Tensor) -> Tensor:

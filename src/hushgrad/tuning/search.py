@@ -99,15 +99,11 @@ def _best(search: Priced, draws: Draws, data: Data, folder: Path, progress: bool
     results = []
     for trial in range(draws.trials(search.settings.stopping)):
         journal.begin(trial)
-        score = _ordered(_scored(search, draws, data, folder / f"{trial:05d}", trial, progress))
+        score = _scored(search, draws, data, folder / f"{trial:05d}", trial, progress)
+        score = -math.inf if math.isnan(score) else score  # the loss of a diverged model is the worst value
         journal.released(trial, repr(score).encode())  # a trial that was scored before has the same score
         results.append(Result(score, draws.tie(trial), trial))
     return max(results, default=None)
-
-
-def _ordered(score: float) -> float:
-    """The score as a comparable number: NaN, the loss of a diverged model, becomes the worst value."""
-    return -math.inf if math.isnan(score) else score
 
 
 def _scored(search: Priced, draws: Draws, data: Data, folder: Path, trial: int, progress: bool) -> float:

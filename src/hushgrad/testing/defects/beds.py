@@ -27,10 +27,6 @@ def _layers() -> nn.Module:
     )  # 64 x 72 = 4608 numbers in one tensor
 
 
-def _broad() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 3))
-
-
 class _Tied(nn.Module):
     """An embedding table whose transpose is the last layer."""
 
@@ -90,10 +86,6 @@ def _sequences(generator: torch.Generator) -> TensorDataset:
     return TensorDataset(torch.randn(_N, 16, 64, generator=generator), torch.randn(_N, 16, 64, generator=generator))
 
 
-def _sequence_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 64, bias=False))
-
-
 def _squares(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().flatten(1).sum(1)
 
@@ -137,7 +129,7 @@ BEDS: dict[str, Bed] = {
     "half": (lambda: _layers().bfloat16(), _halves, _dpsgd, {}),
     "one step": (_layers, _vectors, partial(_dpsgd, steps=1), {}),
     "in parts": (_layers, _vectors, _dpsgd, {"max_physical_batch": 5}),
-    "broad": (_broad, _vectors, _dpsgd, {}),
+    "broad": (lambda: nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 3)), _vectors, _dpsgd, {}),
     "secure": (_layers, _vectors, partial(_dpsgd, secure=True), {}),
     "adapter": (_Adapted, _vectors, _dpsgd, {}),
     "new adapter": (partial(_Adapted, new=True), _vectors, _dpsgd, {}),
@@ -146,7 +138,7 @@ BEDS: dict[str, Bed] = {
     "adaptive": (_layers, _vectors, lambda: _dpsgd(clip=Adaptive(2.0, batch_size=12, count_noise=5.0), max_grad_norm=None), {}),
     "tied": (_Tied, _words, _dpsgd, {}),
     "table": (_Table, _words, _dpsgd, {}),
-    "sequences": (_sequence_model, _sequences, _dpsgd, {"loss_fn": _squares}),
+    "sequences": (lambda: nn.Sequential(nn.Linear(64, 64, bias=False)), _sequences, _dpsgd, {"loss_fn": _squares}),
     "users": (
         _layers,
         _vectors,

@@ -201,7 +201,8 @@ def compose(parts: Sequence[Part], window: Window) -> Composed:
         log_mass=log_mass,
         tilt=t,
         noise=spectrum.noise(),
-        raised=0.0 if begins else _raised(under, t * (high - low)),
+        # the mass under the window re-enters at least one window higher, where it counts e^{-t W} times
+        raised=0.0 if begins else under * math.exp(-t * (high - low)) if t * (high - low) >= 0 else math.inf,
         folded=(-math.inf if inside else _folded(parts, t, window.far, high - low), t + window.far),
         beyond=beyond,
         relative=math.expm1(rounding),
@@ -219,11 +220,6 @@ def _folded(parts: Sequence[Part], t: float, far: float, width: float) -> float:
 def _at_most(parts: Sequence[Part], end: float, s: float) -> float:
     """The logarithm of a bound on the mass above ``end`` (s > 0) or below it (s < 0), by Markov's inequality."""
     return log_moment(parts, s) - s * end
-
-
-def _raised(under: float, exponent: float) -> float:
-    """The most that mass ``under`` the window adds: it re-enters at least one window higher, where it counts e^{-t W} times."""
-    return under * math.exp(-exponent) if exponent >= 0 else math.inf
 
 
 def range_of(parts: Sequence[Part]) -> tuple[float, float]:

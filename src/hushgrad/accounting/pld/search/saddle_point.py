@@ -80,7 +80,8 @@ def _quadrature(curve: Curve, tail: float) -> tuple[Array, Array]:
     sides = []
     for end, sign, bounded in ((-low, -1.0, curve.support[0] > -math.inf), (high, 1.0, curve.support[1] < math.inf)):
         end = max(end, 1e-13)
-        points, pieces = _logistic(end) if bounded else _geometric(end)
+        logistic = end * _SHARES, end * _SHARES * (1 - _SHARES) * (32.0 / (len(_SHARES) - 1))
+        points, pieces = logistic if bounded else _geometric(end)
         otm = curve.right(points)[0] - curve.infinite if sign > 0 else curve.left(-points)[0]
         sides.append((sign * points, np.maximum(otm, 0.0) * pieces))
     return np.concatenate([sides[0][0], sides[1][0]]), np.concatenate([sides[0][1], sides[1][1]])
@@ -91,10 +92,6 @@ def _geometric(end: float) -> tuple[Array, Array]:
     pieces = points * math.log(points[1] / points[0])
     pieces[0] += points[0]  # the piece next to zero
     return points, pieces
-
-
-def _logistic(end: float) -> tuple[Array, Array]:
-    return end * _SHARES, end * _SHARES * (1 - _SHARES) * (32.0 / (len(_SHARES) - 1))
 
 
 @dataclass(frozen=True)
