@@ -6,8 +6,7 @@ of one audit; the seeds of the noise are fixed in this file, so that it does not
 
 from __future__ import annotations
 
-import hashlib
-from itertools import count, islice
+from itertools import islice
 
 import pytest
 import torch
@@ -21,15 +20,6 @@ from hushgrad.noise import BLT, Tree
 from hushgrad.release.core import Release
 
 N = 200
-
-
-@pytest.fixture(autouse=True)
-def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = count()
-    monkeypatch.setattr(
-        "secrets.token_bytes", lambda size: hashlib.blake2b(bytes([next(numbers) % 256]), digest_size=size).digest()
-    )
-    torch.manual_seed(0)
 
 
 def data() -> TensorDataset:

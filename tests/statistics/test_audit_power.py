@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from itertools import count
-
 import numpy as np
 import pytest
 import torch
@@ -42,16 +39,6 @@ SHARP = (  # one for each check
     "an adaptive clip norm follows the bare count of large batches",
     "a lazy table owes the noise of one step only",
 )
-
-
-@pytest.fixture(autouse=True)
-def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = count()
-
-    def key(size: int) -> bytes:
-        return hashlib.blake2b(next(numbers).to_bytes(4, "little"), digest_size=size).digest()
-
-    monkeypatch.setattr("secrets.token_bytes", key)
 
 
 def test_there_are_enough_of_them_and_each_has_a_law_and_a_bed() -> None:

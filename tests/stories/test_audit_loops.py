@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,6 @@ from hushgrad.testing.defects import DEFECTS, patched
 from hushgrad.train import Plan
 
 N = 60
-
-
-@pytest.fixture(autouse=True)
-def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = count()
-
-    def key(size: int) -> bytes:
-        return hashlib.blake2b(next(numbers).to_bytes(4, "little"), digest_size=size).digest()
-
-    monkeypatch.setattr("secrets.token_bytes", key)
-    torch.manual_seed(0)
 
 
 def a_plan() -> Plan:
