@@ -59,6 +59,7 @@ NOTHING = {
     "recipes/data.py": "digits that come with the package",
     "recipes/train_test_split.py": "hashes records",
     "release/atomic.py": "writes",
+    "release/placement/notices.py": "what the other processes of its run have said",
     "report/page.py": "a template that comes with the package",
     "sampling/data_digest.py": "hashes files",
     "serve/worker_queue.py": "the answer of its own process",

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hushgrad.errors import CaptureError
 
@@ -104,6 +104,42 @@ def returned_to_shards(model: nn.Module) -> None:
             for each in (state, *_groups_of(state)):
                 each._training_state = type(each._training_state).IDLE
             module.reshard()
+
+
+def group_store() -> Any:
+    """The store by which the processes of the default group have found each other."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+class Gathering:
+    """Lets ``wait`` wait whenever FSDP gathers weights in main memory, until removed. Nothing before torch 2.9.
+
+    A unit with a way of its own to gather keeps it.
+    """
+
+    def __init__(self, model: nn.Module, wait: Callable[[Any], None]) -> None:
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+        usual: Any = getattr(_fsdp_collectives, "DefaultAllGather", None)
+
+        class Waiting(usual or object):  # type: ignore[misc]
+            def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+                if async_op or output_tensor.device.type != "cpu":
+                    return super().__call__(output_tensor, input_tensor, group, async_op)
+                wait(super().__call__(output_tensor, input_tensor, group, True))
+                return None
+
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        groups = [group for unit in units for group in _groups_of(unit._get_fsdp_state())]
+        self._changed = [(group, comm) for group in groups if type(comm := vars(group).get("_all_gather_comm")) is usual]
+        for group, _ in self._changed:
+            group._all_gather_comm = Waiting()
+
+    def remove(self) -> None:
+        """Gather as before."""
+        for group, before in self._changed:
+            group._all_gather_comm = before
 
 
 def _groups_of(state: Any) -> list[Any]:

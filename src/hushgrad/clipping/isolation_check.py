@@ -11,14 +11,16 @@ take statistics over the batch break this silently. They are found by what they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hushgrad import _check
+from hushgrad.clipping.as_it_was import as_it_was, buffers_of, random_state, restore, set_random_state
 from hushgrad.clipping.runs import UNCALLABLE, Batch, detached, run_turned, run_with_others, same, traced_run, with_squares_shared
 from hushgrad.errors import ArgumentError, NotIsolated
 
@@ -28,7 +30,12 @@ _TRIED = ((0, 1.0), (0, 10.0), (0, -10.0), (-1, 1.0), (-1, 10.0), (-1, -10.0), (
 
 
 def isolation(
-    model: nn.Module, *inputs: Any, named: Mapping[str, Any] | None = None, batch_dim: int = 0, apart: bool = False
+    model: nn.Module,
+    *inputs: Any,
+    named: Mapping[str, Any] | None = None,
+    batch_dim: int = 0,
+    apart: bool = False,
+    agreed: Callable[[bool], bool] | None = None,
 ) -> None:
     """Raise :class:`~hushgrad.errors.NotIsolated`, with the path of the module, if an example influences another.
 
@@ -46,6 +53,8 @@ def isolation(
         named: inputs by name.
         batch_dim: the dimension of the first tensor that holds the examples.
         apart: also refuse what trained layers compute for all examples together, if it has as many rows as there are examples.
+        agreed: for processes that can only run the model together: whether any of them says yes. All make the same passes then, whatever
+            they find, and none looks for the module inside.
 
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(5, 4))
         >>> isolation(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.randn(5, 4))
@@ -65,14 +74,28 @@ def isolation(
     trained = {m: path for path, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))}
     owners = trained if apart else {}
     with as_it_was(model):
-        finding, shared = _finding(model, inputs, kwargs, batch, owners), None
-        if finding is not None:
-            shared = with_squares_shared(inputs, kwargs, examples)
-            finding = finding if shared is None else _finding(model, *shared, batch, owners)
+        finding = _finding(model, inputs, kwargs, batch, owners, agreed)
+        shared = None if finding is None else with_squares_shared(inputs, kwargs, examples)
+        if _any(shared is not None, agreed):
+            args, named = (inputs, kwargs) if shared is None else shared
+            again = _finding(model, args, named, batch, owners, agreed)
+            finding = finding if shared is None else again
         if finding is None:
             return
-        path, module, detail = _culprit(model, inputs, kwargs, batch) or ("", model, finding)
-    raise NotIsolated(_sentence(path, module, detail))
+        if isinstance(finding, _Whole):
+            raise NotIsolated(finding)
+        culprit = _statistics(model) if agreed else _culprit(model, inputs, kwargs, batch)
+    path, module, detail = culprit or ("", model, finding)
+    raise NotIsolated(_sentence(path, module, detail or finding))
+
+
+def _any(found: bool, agreed: Callable[[bool], bool] | None) -> bool:
+    return found if agreed is None else agreed(found)
+
+
+def _statistics(model: nn.Module) -> tuple[str, nn.Module, str] | None:
+    """A layer that takes statistics over the batch, known by its kind."""
+    return next(((path, m, "") for path, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training), None)
 
 
 def culprit(model: nn.Module, args: Any, kwargs: Any, examples: int) -> str | None:
@@ -114,37 +137,65 @@ def isolation_at_first_call(model: nn.Module, paused: Callable[[], AbstractConte
     return handle
 
 
+class _Whole(str):
+    """A finding that is a sentence of its own."""
+
+
+_OF_ALL = (
+    "{} computes as many rows as the batch has examples, but all examples use them, and with fully_shard it cannot be told whose their "
+    "gradients are. Compute them for each example, from positions as (B, T), or run data parallel without fully_shard."
+)
+
 # Influence ---------------------------------------------------------------------------------------------------------------
 
 
-def _finding(module: nn.Module, args: Any, kwargs: Any, batch: Batch, owners: Mapping[nn.Module, str]) -> str | None:
+def _finding(
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    batch: Batch,
+    owners: Mapping[nn.Module, str],
+    agreed: Callable[[bool], bool] | None = None,
+) -> str | None:
     """A sentence about what is wrong with this module on these inputs; None if nothing is."""
-    start, random = _buffers(module), _random_state()
+    findings = _findings(module, args, kwargs, batch, owners, agreed)
+    return next(findings, None) if agreed is None else next(iter([*findings]), None)
+
+
+def _findings(
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    batch: Batch,
+    owners: Mapping[nn.Module, str],
+    agreed: Callable[[bool], bool] | None,
+) -> Iterator[str]:
+    """All such sentences, each after the passes that show it."""
+    start, random = buffers_of(module), random_state()
     args, kwargs = tree_map(detached, args), tree_map(detached, kwargs)
     run = traced_run(module, args, kwargs, batch)
-    after, crossed = _buffers(module), _crossed(run.outputs, run.roots(), batch)
-    if not run.outputs:
+    after, crossed = buffers_of(module), _crossed(run.outputs, run.roots(), batch)
+    if _any(not run.outputs, agreed):
         remedy = "Return something with the examples first, or give the body of the model."
         _check.fail("model", type(module).__name__, "to return a tensor with one row for each example", remedy)
     for at, factor in _TRIED:
-        _restore(module, start)
-        _set_random_state(random)
+        restore(module, start)
+        set_random_state(random)
         own = at % batch.examples
         again = run_with_others(module, args, kwargs, batch, factor=factor, own=own, inner=run.inner if crossed else ())
         if own == 0 and crossed & set(map(id, run.roots(again, batch))):
-            return "the output of one depends on the input of others"
+            yield "the output of one depends on the input of others"
         if not all(same(batch.row(a, own), batch.row(b, own)) for a, b in zip(run.outputs, again.outputs, strict=True)):
-            return "the output of one changes when the others are replaced"
-        changed = [name for name, value in _buffers(module).items() if not same(value, after[name])]
+            yield "the output of one changes when the others are replaced"
+        changed = [name for name, value in buffers_of(module).items() if not same(value, after[name])]
         if changed:
-            return f"its buffer {changed[0]} keeps something of the data, without noise"
+            yield f"its buffer {changed[0]} keeps something of the data, without noise"
     if not _keeps_its_order(module, args, kwargs, batch):
-        return "the output of one changes when the others come in another order"
+        yield "the output of one changes when the others come in another order"
     shared = [
         path for (inner, _), made in run.inner.items() if not crossed.isdisjoint(map(id, made)) for path in [owners.get(inner)]
     ]
-    _require_none(path for path in shared if path is not None)
-    return None
+    yield from (_Whole(_OF_ALL.format(path or "The model")) for path in shared if path is not None)
 
 
 def _keeps_its_order(module: nn.Module, args: Any, kwargs: Any, batch: Batch) -> bool:
@@ -152,15 +203,6 @@ def _keeps_its_order(module: nn.Module, args: Any, kwargs: Any, batch: Batch) ->
         return all(same(a, b) for a, b in run_turned(module, args, kwargs, batch))
     except UNCALLABLE:  # it accepts one order only, such as sequences sorted by length
         return True
-
-
-def _require_none(shared: Iterator[str]) -> None:
-    for path in shared:
-        raise NotIsolated(
-            f"{path or 'The model'} computes as many rows as the batch has examples, but all examples use them, and with fully_shard it "
-            "cannot be told whose their gradients are. Compute them for each example, from positions as (B, T), or run data parallel "
-            "without fully_shard."
-        )
 
 
 def _crossed(outputs: list[Tensor], roots: list[Tensor], batch: Batch) -> set[int]:
@@ -229,7 +271,7 @@ def _where(path: str, module: nn.Module) -> str:
 
 
 def _remedy(module: nn.Module) -> str:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, _BatchNorm):
         return (
             "Call hushgrad.replace_batchnorm(model) before the optimizer is built, or put the layer into evaluation mode so that its "
             "statistics stay fixed."
@@ -240,57 +282,6 @@ def _remedy(module: nn.Module) -> str:
         "Take its statistics within each example, over features or positions but not over the batch dimension, and keep none. If the model "
         "is not yours, look for a setting that switches them off (a capacity of experts, quantization), or replace the layer."
     )
-
-
-# The model as it was ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Inside, parameters do not require gradients; buffers, flags and random state are restored."""
-    start, random = _buffers(model), _random_state()
-    trainable = _trainable(model)
-    for p in trainable:
-        p.requires_grad = False
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for p in trainable:
-            p.requires_grad = True
-        _restore(model, start)
-        _set_random_state(random)
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that require gradients, including the whole ones that ``fully_shard`` swaps in."""
-    found = [p for p in model.parameters() if p.requires_grad]
-    units: Iterator[Any] = (m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard"))
-    for unit in units:
-        unit.unshard()
-        found += [p for p in unit.parameters() if p.requires_grad]
-        unit.reshard()
-    return found
-
-
-def _buffers(module: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-
-
-def _restore(module: nn.Module, values: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            buffer.copy_(values[name])
-
-
-def _random_state() -> tuple[Tensor, list[Tensor]]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-
-def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
 
 
 def _examples(inputs: Any, dim: int) -> int | None:

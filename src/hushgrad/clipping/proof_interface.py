@@ -12,6 +12,7 @@ from hushgrad.clipping.collecting import Collecting
 from hushgrad.clipping.merged_adapters import require_unmerged
 from hushgrad.clipping.rules.parameter import Bare
 from hushgrad.clipping.site import Call, Site
+from hushgrad.errors import CaptureError
 from hushgrad.events import Relation
 
 
@@ -55,6 +56,10 @@ class ProofInterface(Collecting):
                 "The loss uses positions of an output beyond the length of their example, which are there as another is longer. Mask "
                 "them, loss * (torch.arange(T) < lengths[:, None]), or pad all batches to one length (total_length=...)."
             )
+
+    def refusals(self, tell: Callable[[CaptureError], None]) -> None:
+        """Call ``tell`` with what is refused inside of a backward pass, from where it may not reach whoever waits for this process."""
+        self._tape.refused = tell
 
     def bare_call(self, name: str) -> Call:
         """The use, in this batch, of a parameter outside of captured modules: it is read at the frontier."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
-from hushgrad.clipping.isolation_check import as_it_was
+from hushgrad.clipping.as_it_was import as_it_was
 from hushgrad.clipping.outputs import tensors_of, with_tensors
 from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
 from hushgrad.clipping.runs import Batch, detached

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from hushgrad.clipping._torch import backward_task
 from hushgrad.clipping.collecting import Batch, Batches
 from hushgrad.clipping.grad_scaler import SCALED
 from hushgrad.clipping.layout import DEAD
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 class Tape(Batches):
     """The live record of everything between two collects."""
 
+    refused: Callable[[CaptureError], None] | None = None  # told of what is refused inside of a backward pass
     entered_again = False  # the model was called before an earlier call of it had ended
 
     def __reduce__(self) -> tuple[Callable[[], Tape], tuple[()]]:
@@ -121,7 +123,7 @@ class Tape(Batches):
     def sandbox(self) -> Iterator[None]:
         """Passes inside belong to a proof; afterwards everything is restored."""
         kept = dict(vars(self))
-        self.batches, self.before_batch, self.silent = [], None, 0
+        self.batches, self.before_batch, self.silent, self.refused = [], None, 0, None
         self.clear()
         try:
             yield
@@ -131,8 +133,10 @@ class Tape(Batches):
 
     def fail(self, message: str) -> NoReturn:
         """Refuse, now and again at the next collect: an error inside backward may be swallowed."""
-        self.failure = message
-        raise CaptureError(message)
+        self.failure, error = message, CaptureError(message)
+        if self.refused is not None and backward_task() >= 0:
+            self.refused(error)
+        raise error
 
 
 def _silent() -> Tape:

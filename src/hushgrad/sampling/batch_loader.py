@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple, NoReturn
@@ -206,6 +207,7 @@ class BatchLoader:
     """
 
     finished = False
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext  # what records are read inside of
 
     def __init__(
         self,
@@ -246,11 +248,12 @@ class BatchLoader:
         always: dict[str, Any] = {"sizes": hands.sizes, "fixed": hands.fixed is not None, "dim": hands.dim, "issue": issue}
         while True:
             try:
-                hand = next(received)
-            except StopIteration:
-                return
+                with self.reading():
+                    hand = next(received, None)
             except (RuntimeError, ConnectionError, EOFError) as error:
                 raise _lost(error) from error
+            if hand is None:
+                return
             if hand.step != self._next:
                 raise ArgumentError(f"Expected step={hand.step} to be step {self._next}. Do not run two loops over one loader.")
             self._next += 1

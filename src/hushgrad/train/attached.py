@@ -152,7 +152,13 @@ class Attached(Saving):
             self._handles.append(gate)
             self._before_pass.append(gate.before)
             self._sharded_notes = (SOMETIMES,)
+        if self.sharding is not None:
+            self._handles.append(self.sharding.gathering(self.model))
         self._capture.attach()
+        if self._world.size > 1:  # after the capture, which may refuse what a pass has returned
+            self._handles.append(self.model.register_forward_hook(self._ended, always_call=True))
+            self._capture.refusals(lambda error: self._world.leave(error, self._findings))
+            self.losses.leaving = partial(self._world.leaving, self._findings)
         if self.plan.certified:  # after the capture, whose hooks are put first: the check's passes are no part of a proof's
             self._handles.append(self._bits.attach(self.model))
             self._before_pass.append(self._bits.before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class BatchInvariance:
             return
         self._passed = True  # set first: the check's own passes come through here
         try:
-            with self._capture.pause():
+            with self._capture.pause(), nullcontext() if self._capture.whole else self._world.together():
                 require_batch_invariance(model, *args, named=kwargs, rows=self._rows, multiple=self._multiple)
         except BaseException:
             self._passed = False

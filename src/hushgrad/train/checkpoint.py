@@ -97,12 +97,13 @@ class Checkpoint:
         self._start = ""
         self.resumed = False
         self.notes: dict[str, Any] = {}
-        with self._world.together():
-            found = self._found(take_over) if self._world.rank == 0 else 0
-        if self._world.largest(found):
-            self._resume()
-        else:
-            self._begin()
+        with self._world.leaving():
+            with self._world.together():
+                found = self._found(take_over) if self._world.rank == 0 else 0
+            if self._world.largest(found):
+                self._resume()
+            else:
+                self._begin()
 
     def _found(self, take_over: bool) -> int:
         """Whether there is a run to continue. What a run left that died before its first step is removed."""
@@ -152,6 +153,10 @@ class Checkpoint:
 
         Every process must call it, with the same folder. Process 0 writes what all have in common, and each its own shards.
         """
+        with self._world.leaving():
+            self._save(notes)
+
+    def _save(self, notes: Mapping[str, Any] | None) -> None:
         if self._owner is not None:
             self._owner.require()
         self.notes = dict(notes or {})

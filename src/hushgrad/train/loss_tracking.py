@@ -8,6 +8,7 @@ user vouches for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import ref
 
@@ -59,6 +60,7 @@ class Losses:
         self._writes = capture.looks = LoopWrites(capture.model, steps, self.handed.prepare)
         self._attributes = capture.attributes  # of the model
         self.padded = PaddedExamples(capture, asked=checked and not together)
+        self.leaving: Callable[[], AbstractContextManager[None]] = nullcontext  # what a loss is computed inside of
         self.due_notes: tuple[str, ...] = ()  # what the step that is being taken adds
         self.to_check = False  # the model's own loss, or padding, is checked before this step
         self._covered = 0

@@ -19,6 +19,7 @@ from hushgrad.errors import ArgumentError
 from hushgrad.events import Participation
 from hushgrad.guarantee import Guarantee, Ledger
 from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.world import World
 from hushgrad.sampling.attendance import Attendance
 from hushgrad.sampling.batch import Batch
 from hushgrad.sampling.make_loader import refuse_options
@@ -79,18 +80,19 @@ def make_private(
         >>> private.steps, str(private.ledger.event())
         (2, '2 x Poisson(0.25) Gaussian(1)')
     """
-    return Private(
-        model,
-        optimizer,
-        plan,
-        key=RunKey.make(key, seed),
-        max_epsilon=max_epsilon,
-        prior=prior,
-        loss_reduction=loss_reduction,
-        check_isolation=check_isolation,
-        lazy_tables=lazy_tables,
-        unused=unused,
-    )
+    with World.here().beginning():
+        return Private(
+            model,
+            optimizer,
+            plan,
+            key=RunKey.make(key, seed),
+            max_epsilon=max_epsilon,
+            prior=prior,
+            loss_reduction=loss_reduction,
+            check_isolation=check_isolation,
+            lazy_tables=lazy_tables,
+            unused=unused,
+        )
 
 
 class Private(Attached):
@@ -123,11 +125,17 @@ class Private(Attached):
             identity: a name of the data and their version, where their content cannot be compared.
             dataloader_options: go to torch's ``DataLoader``.
         """
+        with self._world.leaving():
+            return self._loader(dataset, groups, identity, dataloader_options)
+
+    def _loader(
+        self, dataset: Any, groups: Grouping | None, identity: str | None, options: dict[str, Any]
+    ) -> sampling.BatchLoader:
         units: list[int] = []
         first = self._contract.is_new and self._world.size > 1
         together = self._together if first else nullcontext  # what one process refuses is refused by all
         with together():
-            made = self._dealing(dataset, groups, units, dataloader_options)
+            made = self._dealing(dataset, groups, units, options)
             about = about_data(dataset, groups, identity, self._key) if first else None
         if about is not None and not require_same_data(self._world, self._key.journal, dataset, about, self.steps):
             self._journal.vouched(DRAWN)
@@ -135,6 +143,8 @@ class Private(Attached):
             self._contract.require(dataset, groups, identity, self._key, self._journal, about)
         self._attendance = self._attendance or Attendance(self.plan.participation, units=units[0])
         self._dim, made.finished = made.hands.dim, not len(made) and self.steps == self._resumed
+        if self._world.size > 1:
+            made.reading = self._world.leaving
         if not made.hands.keeps_apart():
             self.losses.handed.prepared = True
         return made

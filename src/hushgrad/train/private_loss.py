@@ -56,10 +56,11 @@ class PrivateLoss:
         examples = self._losses.examples
         if examples is None:
             raise ArgumentError("Expected a batch of private.loader(): a loss of other data has no place in a private step.")
-        self._look(calls=1)  # what it reads beside them may be of the batch
-        of_batch = any(isinstance(arg, nn.Module) for arg in args)
-        made = self._of_batch(args, examples) if of_batch else self._covered(self._of_outputs(args, examples))
-        self._look(calls=None)
+        with self._losses.leaving():
+            self._look(calls=1)  # what it reads beside them may be of the batch
+            of_batch = any(isinstance(arg, nn.Module) for arg in args)
+            made = self._of_batch(args, examples) if of_batch else self._covered(self._of_outputs(args, examples))
+            self._look(calls=None)
         return made
 
     def _covered(self, loss: Tensor) -> Tensor:

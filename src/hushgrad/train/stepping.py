@@ -13,8 +13,9 @@ are put into the lists of what is called before a pass and before a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,16 +122,17 @@ class Stepping:
 
     def _on_issue(self, batch: Batch) -> None:
         """The loader is about to hand out a batch, or one micro-batch of it."""
-        if not self._attached:
-            raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
-        if batch.part is None:
-            self._begin(batch)
-        else:
-            self._begin_part(batch)
-        self.losses.issued(batch, whole=batch.part is None, listed=self._parts.listed)
-        for prepare in self._before_pass:
-            prepare(batch.examples)
-        self._announce(batch)
+        with self.losses.leaving():
+            if not self._attached:
+                raise CaptureError("This run is detached: a step on its batches would be an ordinary one, without any privacy.")
+            if batch.part is None:
+                self._begin(batch)
+            else:
+                self._begin_part(batch)
+            self.losses.issued(batch, whole=batch.part is None, listed=self._parts.listed)
+            for prepare in self._before_pass:
+                prepare(batch.examples)
+            self._announce(batch)
 
     def _begin(self, batch: Batch) -> None:
         taken = self._books.taken
@@ -186,7 +188,7 @@ class Stepping:
                 self._journal.begin(step)
             self._release_gradient(step)  # the capture has forgotten its passes
         except BaseException as error:
-            self._world.part_by(error)
+            self._world.part_by(error, self._findings)
             self._capture.discard()
             if self._attendance is not None:
                 self._attendance.noted.pop(self._books.taken, None)  # the step was not charged
@@ -197,16 +199,17 @@ class Stepping:
 
     def _check_passes(self, closure: Closure | None, options: dict[str, Any]) -> int:
         """Refuse whatever may be refused before the step's noise is drawn and anything is sent; returns the step's number."""
-        if self._capture.not_isolated:  # for good, even if the proof's own error was caught
-            self._look_back()
-            raise NotIsolated(self._capture.not_isolated)
-        if torch.get_num_threads() != self._own.threads:
-            self._own.require_threads()
-        self._books.require_room(issued=self._issued is not None)
-        if self._averaged is not None:
-            self._averaged.require_outside("a step")
         asks = closure is not None or self.plan.denoise is not None
-        self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole) if asks else None
+        with self._passing() if asks and self.placement.in_parts else nullcontext():
+            if self._capture.not_isolated:  # for good, even if the proof's own error was caught
+                self._look_back()
+                raise NotIsolated(self._capture.not_isolated)
+            if torch.get_num_threads() != self._own.threads:
+                self._own.require_threads()
+            self._books.require_room(issued=self._issued is not None)
+            if self._averaged is not None:
+                self._averaged.require_outside("a step")
+            self._raw_loss = run_passes(self._release, self._capture, closure, self._announce_whole) if asks else None
         if self.placement.in_parts:
             self.placement.moved(self.model)  # an evaluation may have changed it
         self._guard.check(options)
@@ -217,6 +220,25 @@ class Stepping:
         if self._parts.any:
             self._parts.check()
         return self._books.taken
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        """Inside, passes exchange messages of their own: who refuses leaves its error for the others instead of sending it."""
+        try:
+            yield
+        except BaseException as error:
+            self._world.part_by(error, self._findings)
+            raise
+
+    def _ended(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        """A pass has ended. If it was by an error, others may wait for this process in it, or in the step."""
+        error, caller = sys.exc_info()[1], sys._getframe(1)  # which has caught it, unless a loop handles one of its own
+        if error is None or error.__traceback__ is None or error.__traceback__.tb_frame is not caller:
+            return
+        waited_for = self.placement.in_parts or (self._issued is not None and torch.is_grad_enabled())
+        if waited_for and model is self.model and not self._capture.aside:
+            self._look_back()
+            self._world.leave(error, self._findings)
 
     def _look_back(self) -> None:
         """If a repeated proof has failed, it is unknown since when: what was released is then covered by no theorem."""

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from hushgrad.clipping import Capture, isolation
+from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.clipping.rows_apart import require_own_rows
 from hushgrad.clipping.runs import Batch as Examples
-from hushgrad.errors import ArgumentError, NotIsolated
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.release.placement.world import World
 from hushgrad.sampling.batch import Batch
 
@@ -64,21 +65,39 @@ class CheckedTogether:
         self._tested.add(model.training)
         with self._capture.pause():
             try:
-                dim = isolated_pass(model, args, kwargs)
-                require_own_rows(model, args, kwargs, Examples(self._examples, dim), self._capture.sites)
+                with self._world.together():
+                    _require_examples((args, kwargs), self._examples)
+                with self._world.together():
+                    dim = isolated_pass(model, args, kwargs, self._world)
+                with self._world.together():
+                    require_own_rows(model, args, kwargs, Examples(self._examples, dim), self._capture.sites)
             except NotIsolated as error:
                 self._capture.not_isolated, self._capture.late = str(error), again
                 raise
 
 
-def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _require_examples(inputs: Any, examples: int) -> None:
+    """Refuse a pass over one example, or none, of a batch of more: the check's passes are over two or more in every process."""
+    first = next((t for t in tensors_in(inputs) if t.dim()), None)
+    if first is not None and len(first) < 2 <= examples:
+        raise CaptureError(
+            f"The batch has {examples} examples in one process, but the model was called with {len(first)}. Run each example forward and "
+            "backward exactly once per step; cut a batch with private.split(batch, size)."
+        )
+
+
+def isolated_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], world: World) -> int:
     """Raise NotIsolated if an example influences another in ``model(*args, **kwargs)``, or a layer's row belongs to no single example.
 
     Returns the dimension of the inputs that holds the examples.
     """
+
+    def agreed(found: bool) -> bool:
+        return world.largest(found) > 0
+
     try:
-        isolation(model, *args, named=kwargs, apart=True)
+        isolation(model, *args, named=kwargs, apart=True, agreed=agreed)
     except ArgumentError:  # no output has as many rows as the first dimension: the inputs may have time first
-        isolation(model, *args, named=kwargs, batch_dim=1, apart=True)
+        isolation(model, *args, named=kwargs, batch_dim=1, apart=True, agreed=agreed)
         return 1
     return 0

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping._torch_compile import returned_to_shards
+from hushgrad.clipping._torch_compile import Gathering, returned_to_shards
 from hushgrad.clipping.site import Site
 from hushgrad.clipping.sums import Form, Sum
 from hushgrad.denoise.base import Denoiser, NoiseInfo
 from hushgrad.release.placement.lockstep import split_evenly
 from hushgrad.release.placement.sharded_sums import ShardedSite, ShardedSums
 from hushgrad.release.placement.whole import Whole
-from hushgrad.release.placement.world import World, part_of
+from hushgrad.release.placement.world import World, answered, part_of
 from hushgrad.sampling.batch import Batch
 
 if TYPE_CHECKING:
@@ -160,6 +160,10 @@ class Sharded(Whole):
         """Return every unit to its shards; after an evaluation, and after an interrupted pass, FSDP leaves some of them whole."""
         returned_to_shards(model)
 
+    def gathering(self, model: nn.Module) -> Gathering:
+        """From now on, weights are waited for as long as no process has left an error instead; a handle that ends that."""
+        return Gathering(model, lambda work: self.world.wait(work, "a pass gathered its weights", torch.device("cpu")))
+
     # Noise -----------------------------------------------------------------------------------------------------------
 
     def own(self, buffers: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
@@ -178,7 +182,8 @@ class Sharded(Whole):
 
     def join(self, name: str, part: Tensor) -> Tensor:
         """The whole tensor of which ``part`` is this process's rows; all processes take part."""
-        return self.wrap(part, self.params[name].shape).full_tensor()  # type: ignore[attr-defined, no-any-return]
+        with answered("the processes denoised a step"):
+            return self.wrap(part, self.params[name].shape).full_tensor()  # type: ignore[attr-defined, no-any-return]
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
         """This process's rows of a whole tensor, in memory of their own."""

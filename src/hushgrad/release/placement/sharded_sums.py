@@ -173,8 +173,7 @@ class ShardedSums(dict[str, Sum]):
         if self._sent is None:
             return
         work, counts, _, arriving = self._sent
-        with answered("the clipped sums were added up"):
-            work.wait()
+        self._world.wait(work, "the clipped sums were added up", arriving.device)
         start = 0
         for name, count in counts.items():
             rows = super().__getitem__(name).buffer

@@ -16,22 +16,21 @@ Where parameters are sharded, each process adds row t to the part that only it h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hushgrad.errors import CaptureError, HushgradError
+from hushgrad.errors import HushgradError
 from hushgrad.release.keys import RunKey
+from hushgrad.release.placement.notices import LOOK, PATIENT, Notices, ProcessLost, described, lost, raised_there
 from hushgrad.release.placement.shared_secret import shared_secret
-
-
-class ProcessLost(HushgradError, RuntimeError):
-    """Another process of the run has ended or does not answer. Start all of them again: the run resumes from its checkpoint."""
 
 
 @contextmanager
@@ -40,10 +39,7 @@ def answered(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what torch raises for a closed connection and for a timeout alike
-        raise ProcessLost(
-            f"Another process ended or did not answer in time while {what}. Nothing of this step was released. Start all "
-            "processes again; with a Checkpoint the run goes on from its last save."
-        ) from error
+        raise lost(what) from error
 
 
 class Told(Protocol):
@@ -56,7 +52,16 @@ class Told(Protocol):
         """What some process knows."""
 
 
+_notices: tuple[Any, Notices] | None = None  # the default group, and its notices
 _beside: tuple[Any, Any] | None = None  # the default group, and one beside it for what that one does not serve
+
+
+def _notices_here() -> Notices:
+    """The notices of the default group."""
+    global _notices
+    if _notices is None or _notices[0] is not dist.group.WORLD:
+        _notices = dist.group.WORLD, Notices()
+    return _notices[1]
 
 
 def _group(device: torch.device) -> dist.ProcessGroup | None:
@@ -96,13 +101,33 @@ class World:
     size: int = 1
     apart: bool = field(default=False, compare=False)
     lost: bool = field(default=False, compare=False)  # another process was gone in a step
+    notices: Notices = field(default_factory=Notices, compare=False, repr=False)
+    _found: list[bool] = field(default_factory=list, compare=False, repr=False)  # by a process that has left a notice
+    _left: BaseException | None = field(default=None, compare=False, repr=False)  # what this one has left, or read
 
     @classmethod
     def here(cls) -> World:
         """The initialised default process group, or one process alone."""
         if not dist.is_available() or not dist.is_initialized():
             return cls()
-        return cls(dist.get_rank(), dist.get_world_size())
+        notices = _notices_here()
+        return cls(dist.get_rank(), dist.get_world_size(), apart=notices.out_of_step, notices=notices)
+
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Inside, a run is made: what one process refuses, all do."""
+        self.notices.begin()
+        with self.leaving():
+            yield
+
+    @contextmanager
+    def leaving(self, told: Told | None = None) -> Iterator[None]:
+        """Inside, an error of this process alone is left for the others, who may wait for it."""
+        try:
+            yield
+        except BaseException as error:
+            self.leave(error, told)
+            raise
 
     def part(self, count: int) -> tuple[int, int]:
         """(offset, length) of this process's part of ``count`` numbers; the last processes may have fewer, or none.
@@ -117,19 +142,16 @@ class World:
         """Process 0's key, in all processes: noise and batches must be functions of the same bits everywhere."""
         if self.size == 1:
             return key
-        with answered("the processes agreed on a key"):
-            *secret, reproducible, fresh = shared_secret(
-                bytes([*key.secret, key.reproducible, key.fresh]), self.rank, self.gathered
-            )
+        self.require_joined()
+        *secret, reproducible, fresh = shared_secret(bytes([*key.secret, key.reproducible, key.fresh]), self.rank, self.gathered)
         return RunKey(bytes(secret), reproducible=bool(reproducible), fresh=bool(fresh))
 
     @torch.no_grad()
     def share_parameters(self, tensors: Iterable[Tensor]) -> None:
         """Process 0's parameters and buffers, in all processes, so that they start from one point."""
         if self.size > 1:
-            with answered("the processes started"):
-                for tensor in tensors:
-                    dist.broadcast(tensor.detach(), src=0, group=_group(tensor.device))
+            for tensor in tensors:
+                self._send(dist.broadcast, tensor.detach(), "the processes started", src=0)
 
     @torch.no_grad()
     def add_up(self, tensors: Iterable[Tensor]) -> None:
@@ -141,8 +163,7 @@ class World:
             alike[tensor.dtype, tensor.device].append(tensor)
         for group in alike.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            with answered("the clipped sums were added up"):
-                dist.all_reduce(flat, group=_group(flat.device))
+            self._send(dist.all_reduce, flat, "the clipped sums were added up")
             start = 0
             for tensor in group:
                 tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
@@ -154,14 +175,13 @@ class World:
             return [content]
         sent = torch.tensor(list(content), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
-        dist.all_gather(received, sent, group=_group(sent.device))
+        self._send(partial(dist.all_gather, received), sent, "the processes compared what they were given")
         return [bytes(one.tolist()) for one in received]
 
     def compared(self, content: bytes) -> list[bytes]:
         """The same where a run begins, or one sentence if a process is gone."""
         self.require_joined()
-        with answered("the processes compared what they were given"):
-            return self.gathered(content)
+        return self.gathered(content)
 
     # Small agreements ------------------------------------------------------------------------------------------------
 
@@ -182,59 +202,71 @@ class World:
         if self.size == 1:
             return True
         sent = torch.tensor([value, -value])
-        with answered("the processes compared their steps"):
-            dist.all_reduce(sent, op=dist.ReduceOp.MAX, group=_group(sent.device))
+        self._send(dist.all_reduce, sent, "the processes compared their steps", op=dist.ReduceOp.MAX)
         return int(sent[0]) == -int(sent[1])
 
     def _agreed(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
         sent = torch.tensor([count])
-        with answered("the processes agreed on a step"):
-            dist.all_reduce(sent, op=how, group=_group(sent.device))
+        self._send(dist.all_reduce, sent, "the processes agreed on a step", op=how)
         return int(sent)
 
     def together(self, told: Told | None = None) -> AbstractContextManager[None]:
-        """All processes leave the block, or none: if one refuses, the others raise as well instead of waiting for it.
+        """All processes leave the block, or none: if one refuses, all raise its error.
 
         With the message that says so, each process sends what ``told`` says and hears what any of them has said.
 
         Raises:
-            CaptureError: if another process refused, or could not write its file.
+            HushgradError: another process's, in its words.
         """
         return self._together(told) if self.size > 1 else nullcontext()
 
     @contextmanager
     def _together(self, told: Told | None) -> Iterator[None]:
         self.require_joined()
+        refused: HushgradError | None = None
         try:
             yield
-        except ProcessLost:
-            raise
         except HushgradError as error:
-            self._tell(True, told)
-            error.agreed = True
+            if self.apart or error.agreed:  # the others have heard of it already, or cannot hear of it here
+                raise
+            refused = error
+        except BaseException as error:
+            self.part_by(error, told)
             raise
-        except BaseException:
-            self.apart = True
-            raise
-        if self._tell(False, told):
-            refused = CaptureError("Another process refused; its error says why. Nothing of this step was released.")
-            refused.agreed = True
-            raise refused
+        self._conclude(refused, told)
 
-    def _tell(self, refused: bool, told: Told | None) -> bool:
-        """Whether some process has refused."""
-        sent = torch.tensor([refused, *([] if told is None else told.said())], dtype=torch.int64)
-        with answered("the processes agreed on a step"):
-            dist.all_reduce(sent, op=dist.ReduceOp.MAX, group=_group(sent.device))
+    def _conclude(self, refused: HushgradError | None, told: Told | None) -> None:
+        """Tell the others whether this process refuses; if any does, all raise the error of the first of them."""
+        sent = torch.tensor([refused is not None, *([] if told is None else told.said())], dtype=torch.int64)
+        self._send(dist.all_reduce, sent, "the processes agreed on a step", op=dist.ReduceOp.MAX)
         any_refused, *bits = map(bool, sent.tolist())
         if told is not None:
             told.heard(bits)
-        return any_refused
+        if not any_refused:
+            return
+        own = b"" if refused is None else described(refused)
+        every = [one.rstrip() for one in self.gathered(own.ljust(self.largest(len(own))))]
+        first = next(filter(None, every))
+        error = refused if refused is not None and first == own else raised_there(first)
+        error.agreed = True
+        raise error from (None if error is refused else refused)
 
-    def part_by(self, error: BaseException) -> None:
+    def part_by(self, error: BaseException, told: Told | None = None) -> None:
         """Record that ``error`` ends a step that all processes have begun: unless all refuse it, this one may be behind the others."""
+        self.leave(error, told)
         self.apart = self.apart or not getattr(error, "agreed", False)
         self.lost = self.lost or isinstance(error, ProcessLost)
+
+    def leave(self, error: BaseException, told: Told | None = None) -> None:
+        """Leave ``error`` for those that wait for this process, with what it has found; or hear what was left by who raised it."""
+        if self.size == 1 or getattr(error, "agreed", False):
+            return
+        if error is not self._left:
+            self._left = error
+            self.notices.leave(error, [] if told is None else told.said())
+        if told is not None and self._found:
+            told.heard(self._found)
+            self._found = []
 
     def require_joined(self) -> None:
         """Raise if this process has left a step that others may have gone on with.
@@ -247,3 +279,49 @@ class World:
                 "This process was interrupted in a step that all processes take together, and the others may be further. Nothing was "
                 "released here since. Start all processes again; with a Checkpoint the run goes on from its last save."
             )
+
+    # Waiting ---------------------------------------------------------------------------------------------------------
+
+    def _send(self, operation: Callable[..., Any], tensor: Tensor, what: str, **options: Any) -> None:
+        """Send and receive a message."""
+        with answered(what):
+            work = operation(tensor, async_op=True, group=_group(tensor.device), **options)
+        self.wait(work, what, tensor.device)
+
+    def wait(self, work: Any, what: str, device: torch.device) -> None:
+        """Wait for a message, as long as no process has left an error instead. One to a device is waited for by the device.
+
+        Raises:
+            HushgradError: another process's; or ProcessLost, if that is gone.
+        """
+        if device.type != "cpu":
+            with answered(what):
+                work.wait()
+            return
+        self.notices.sent()
+        for looks in count():
+            failed = work.is_completed()  # if it is, and raises all the same
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError as error:
+                self._look(error)
+                if failed:
+                    raise self._out_of_step(lost(what)) from error
+            if looks >= PATIENT and (differs := self.notices.differs(what, self.rank, self.size)):
+                self.leave(differs)
+                raise self._out_of_step(differs)
+
+    def _out_of_step(self, error: HushgradError) -> HushgradError:
+        """The error of a message that this process has begun, and that does not arrive: no other one may be sent."""
+        self.apart = self.notices.out_of_step = True
+        return error
+
+    def _look(self, report: RuntimeError) -> None:
+        """Raise what another process has left, if any has."""
+        left = self.notices.read()
+        if left is not None:
+            error, self._found = left
+            self._left, self.lost = error, self.lost or not self._found
+            self.notices.leave(error)  # for who has raised an error before, too
+            raise self._out_of_step(error) from report
