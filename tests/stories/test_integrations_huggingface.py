@@ -380,6 +380,29 @@ class Penalised(transformers.GPT2LMHeadModel):
         return outputs
 
 
+def test_a_text_that_tells_nothing_does_not_end_a_run(tmp_path):
+    """The shortest text repeats one word, without positions: a trial on it alone finds both readings of the loss alike."""
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=40, pad_token_id=0, **sizes))
+    lot = random.Random(6)
+    words = [[5, 5, 5], *([lot.randrange(1, 40) for _ in range(lot.randrange(4, 9))] for _ in range(23))]
+
+    def collate(texts):
+        rows = [torch.tensor(text["words"]) for text in texts]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-3, batch_size=12, dataset_size=24, steps=1)
+    args = transformers.TrainingArguments(
+        str(tmp_path), save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True, remove_unused_columns=False
+    )
+    data = [{"words": text} for text in words]
+    trainer = PrivateTrainer(model, args, plan, train_dataset=data, data_collator=collate)
+    trainer.train()
+    assert trainer.private.steps == 1
+
+
 def test_own_losses_that_are_something_else_are_refused():
     inputs = language()
     with pytest.raises(ArgumentError, match="a loss that is no mean over the examples"):
