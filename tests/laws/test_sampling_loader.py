@@ -185,6 +185,7 @@ def test_groups_by_function_and_by_name_agree():
 def test_cannot_be_dealt_again_by_a_framework():
     loader = sampling.loader(DATA, POISSON, rng_key=KEY)
     assert not isinstance(loader, DataLoader)  # accelerate and Lightning re-deal DataLoaders only
+    assert loader.dataset is DATA  # loops print its size
     with pytest.raises(ArgumentError, match="rank= and world_size="):
         loader.sampler  # noqa: B018  what Lightning replaces
     with pytest.raises(ArgumentError, match="rank= and world_size="):

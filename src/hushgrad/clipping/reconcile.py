@@ -65,7 +65,7 @@ def _unseen(tape: Tape, params: Params) -> str | None:
         if missing:
             return (
                 f"{_list(missing)} got no gradient in this pass. Freeze what the loss does not use (requires_grad_(False)), or say "
-                'Capture(..., unused="zero"); after an interrupted pass (Ctrl-C), ask for a new private.loader().'
+                'make_private(..., unused="zero"); after an interrupted pass (Ctrl-C), ask for a new private.loader().'
             )
     return None
 

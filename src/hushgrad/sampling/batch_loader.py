@@ -72,7 +72,7 @@ class Hands(Dataset[_Hand]):
         fixed: int | None = None,
         rank: int = 0,
     ) -> None:
-        self._dataset, self._units, self._collate, self._draws = dataset, units, collate, draws
+        self.dataset, self._units, self._collate, self._draws = dataset, units, collate, draws
         self._seeds, self._rank = Seeds(seeds), rank
         self._copies, self.sizes, self.fixed = copies, sizes, fixed
         # From this number of records on a batch is not padded; None: it is always padded.
@@ -108,12 +108,12 @@ class Hands(Dataset[_Hand]):
         """The collated records, copies of one adjacent; and which is the smallest, if a custom collate function may pad them."""
         if not len(indices):
             return self._nothing(), None
-        if type(self._dataset) is TensorDataset and self._collate is default_collate:
+        if type(self.dataset) is TensorDataset and self._collate is default_collate:
             # The same result as collating single examples, by one gather per tensor.
             where = torch.from_numpy(indices)
-            return [*map(methodcaller("index_select", 0, where), self._dataset.tensors)], None
+            return [*map(methodcaller("index_select", 0, where), self.dataset.tensors)], None
         with self._seeds.kept():
-            read = [self._seeds.read(self._dataset, step, c, i) for i in indices.tolist() for c in range(self._copies)]
+            read = [self._seeds.read(self.dataset, step, c, i) for i in indices.tolist() for c in range(self._copies)]
             place = None if self._collate is default_collate else smallest(read)
             self._seeds.start(step, self._rank)  # each process draws for its own rows
             return self._collate(read), None if place is None else (int(indices[place // self._copies]), place)
@@ -121,7 +121,7 @@ class Hands(Dataset[_Hand]):
     def alone(self, step: int, record: int) -> Any:
         """What is made of one record of a step, without others."""
         with self._seeds.kept():
-            read = self._seeds.read(self._dataset, step, 0, record)
+            read = self._seeds.read(self.dataset, step, 0, record)
             self._seeds.start(step, self._rank)
             return self._collate([read])
 
@@ -130,22 +130,22 @@ class Hands(Dataset[_Hand]):
         if self._dim is None:
             with self._seeds.kept():
                 self._seeds.start(0)
-                self._dim = (grown_dim(self._dataset, self._collate),)
+                self._dim = (grown_dim(self.dataset, self._collate),)
         return self._dim[0]
 
     def keeps_apart(self) -> bool:
         """Whether reading and collating a record does not depend on the other records, tested on a few of them."""
         return (
-            read_alone(self._dataset, self._collate, self._seeds)
-            and keeps_apart(self._dataset, self._collate, self._seeds)
-            and reads_one_row(self._dataset, self._seeds)
+            read_alone(self.dataset, self._collate, self._seeds)
+            and keeps_apart(self.dataset, self._collate, self._seeds)
+            and reads_one_row(self.dataset, self._seeds)
         )
 
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.
         if self._empty is None:
             with self._seeds.kept():
-                self._empty = empty_like(self._collate([self._seeds.read(self._dataset, 0, 0, 0)]), self.dim() or 0)
+                self._empty = empty_like(self._collate([self._seeds.read(self.dataset, 0, 0, 0)]), self.dim() or 0)
         return self._empty
 
 
@@ -268,11 +268,16 @@ class BatchLoader:
             yield batch
 
     @property
-    def dataset(self) -> NoReturn:
+    def dataset(self) -> Any:
+        """The data set, for loops that print ``len(loader.dataset)``."""
+        return self.hands.dataset
+
+    @property
+    def sampler(self) -> NoReturn:
         """Raises: no other loader may draw the batches."""
         raise ArgumentError(_REDEALT)
 
-    sampler = batch_sampler = dataset
+    batch_sampler = sampler
 
     def __getitem__(self, index: object) -> NoReturn:
         raise ArgumentError(_REDEALT)

@@ -66,7 +66,7 @@ class Means:
     """Tests a function of batches: the first time, when examples first differ in a way that was not seen, and from time to time."""
 
     def __init__(self, losses: Losses, remedy: str, *, either: bool = False) -> None:
-        self._losses, self._remedy, self._either = losses, remedy, either  # a sum over the examples is as good as their mean
+        self._losses, self.remedy, self._either = losses, remedy, either  # a sum over the examples is as good as their mean
         self._lot, self._seen, self._tried = Random(0), Variety(), False
 
     def look(self, fn: Loss, model: nn.Module, batch: Any, rows: Rows) -> None:
@@ -85,7 +85,7 @@ class Means:
         with capture.pause(), self._losses.handed.seen():
             found = self._is_mean(fn, model, batch, rows, _SHOWN if new or not self._tried else _LATER, new)
         if not found:
-            message = f"{MIXED} {(self._either and self._losses.remedy) or self._remedy}"
+            message = f"{MIXED} {(self._either and self._losses.remedy) or self.remedy}"
             if self._tried:  # nobody knows since when
                 capture.not_isolated, capture.late = message, True
             raise NotIsolated(message)

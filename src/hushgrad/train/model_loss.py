@@ -17,10 +17,15 @@ from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.train.batch_means import Means, Rows
 from hushgrad.train.loss_tracking import Losses
 
-_REMEDY = (
+_OF_LOGITS = (
     "It is the model's own loss, of all labels together. Take it of the model's other outputs: loss = private.loss(lambda scores, labels: "
     "torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), per_example=True), and "
     'loss(model(**batch).logits, batch["labels"]).backward() for each batch of texts.'
+)
+_OF_OTHERS = (
+    "It is the model's own loss, of all labels together. Take it of the model's other outputs, with each example's mean over its own "
+    "labels: loss = private.loss(lambda scores, labels: torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), "
+    "ignore_index=-100), per_example=True), with your labels' ignore_index, and loss(scores, labels).backward() for each batch."
 )
 
 
@@ -33,7 +38,7 @@ class Inside:
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         self._model, self._losses = model, losses
-        self._means = Means(losses, _REMEDY, either=True)
+        self._means = Means(losses, _OF_OTHERS, either=True)
         self._used: dict[int, tuple[Any, Rows]] = {}  # by their place among those of a pass: its inputs
 
     def attach(self) -> None:
@@ -69,6 +74,7 @@ class Inside:
         losses.padded.passed((args, kwargs), losses.examples or 0)
         if losses.tried or (type(output) is Tensor and output.dim()):
             return
+        self._means.remedy = _OF_LOGITS if hasattr(output, "logits") else _OF_OTHERS
         examples, reading = losses.examples or 0, capture.reading
         rows = Rows(examples, examples - losses.padding, reading)
         for k, made in enumerate(_scalars(output)) if examples and reading is not None else ():

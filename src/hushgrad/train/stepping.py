@@ -139,7 +139,8 @@ class Stepping:
         if batch.step != taken:
             raise CaptureError(
                 f"The loader is at step {batch.step}, but {taken} steps have been taken. Call optimizer.step() once for "
-                "each batch, empty ones too; after leaving a loop in mid-batch, ask for a new private.loader()."
+                "each batch, empty ones too (to accumulate gradients, give the plan the large batch and cut it: for part in "
+                "batch.split(size)); after leaving a loop in mid-batch, ask for a new private.loader()."
             )
         if torch.get_num_threads() != self._own.threads:
             self._own.require_threads()

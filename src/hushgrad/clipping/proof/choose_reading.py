@@ -141,8 +141,9 @@ def _told_apart(fit: _Fit, rival: _Fit, dim: int | None, inputs: Any) -> _Fit:
 def _unclear(what: str, shape: tuple[int, ...]) -> str:
     return (
         f"It cannot be told which rows of an input of the shape {shape} are whose: the model {what}. Let "
-        "private.loader(dataset, collate_fn=...) deal the batches as the model takes them, or say where the examples are: "
-        "capture.examples(count, dim=0), or dim=1 (several rows of each example need a dimension of their own: (B, views, ...))."
+        "private.loader(dataset, collate_fn=...) deal the batches as the model takes them (what the loop transposes, collate_fn or the "
+        "model can), or with a bare Capture say where the examples are: capture.examples(count, dim=0), or dim=1 (several rows of each "
+        "example need a dimension of their own: (B, views, ...))."
     )
 
 

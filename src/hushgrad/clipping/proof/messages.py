@@ -53,7 +53,12 @@ INTERRUPTED = (
 
 def of_other_size(sizes: Sequence[tuple[int, ...]], examples: int) -> str:
     """The message for a pass whose inputs, of these sizes, do not hold the examples of the batch, if a gradient comes back from it."""
-    given = ", ".join(map(str, sizes[:2])) or "no tensor"
+    if not sizes:
+        return (
+            "The model was given no tensor that is seen. Give it the tensors themselves, model(batch.x), or a tuple, list, dict or "
+            "dataclass of them, instead of an object that holds them."
+        )
+    given = ", ".join(map(str, sizes[:2]))
     return (
         f"The model was given {given}, the batch has {examples} examples. To run a batch in parts, loop over batch.split(size): "
         "forward and backward for each part, then one optimizer.step() (with a bare Capture, call examples(count) before each part)."
