@@ -161,7 +161,14 @@ def holders(module: nn.Module, names: Sequence[str]) -> list[Holder]:
 
 def memory_of(tensor: Tensor) -> int:
     """Identifies a tensor's memory while it lives, also for tensors without an address: sharded, quantised or fake ones."""
-    return tensor.untyped_storage()._cdata
+    return (
+        tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    )  # a sparse one has no memory of its own
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """``torch.equal``, for sparse tensors as well."""
+    return torch.equal(a, b) if a.layout is b.layout is torch.strided else torch.equal(a.to_dense(), b.to_dense())
 
 
 def rows_listed(node: Node) -> tuple[Tensor, Sequence[int]] | None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hushgrad.clipping._torch import equal
+
 _CHUNK = 1 << 16
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -50,6 +52,6 @@ class _Copy:
         self._tensor = tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Copy) and self._tensor.shape == other._tensor.shape and torch.equal(self._tensor, other._tensor)
+        return isinstance(other, _Copy) and self._tensor.shape == other._tensor.shape and equal(self._tensor, other._tensor)
 
     __hash__ = None  # type: ignore[assignment]

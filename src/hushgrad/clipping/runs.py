@@ -183,6 +183,8 @@ def _each_call(module: nn.Module, see: Callable[[Call, Any], Any]) -> Iterator[N
 
 def same(a: Tensor, b: Tensor, *, scale: float | None = None) -> bool:
     """Equal up to the rounding of sums in another order, for numbers of this size (``scale``: of the numbers that these are a part of)."""
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     if not a.is_floating_point():
         return torch.equal(a, b)
     half = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or a.element_size() < 4

@@ -66,7 +66,9 @@ def keeps_apart(dataset: Any, collate: Callable[[list[Any]], Any], seeds: Seeds 
         e, f = (e, f) if len(dataset) > 2 else (a, a)  # a record with copies of itself
         for records in ([a, b, c, d], [a, d, c, b], [a, e, c, f], [a, c, d]):
             seeds.start(0)
-            made.append({where: t for where, t in _leaves(collate(records)) if isinstance(t, Tensor)})
+            made.append(
+                {where: t.to_dense() if t.is_sparse else t for where, t in _leaves(collate(records)) if isinstance(t, Tensor)}
+            )
         dim = grown_dim(dataset, collate)
     first, *others, fewer = made
     # If records are not found at the same paths (say, one tensor for each object in an image), nothing can be decided.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
@@ -123,9 +124,8 @@ def _mark(value: Any) -> Any:
 
 
 def _address(tensor: Tensor) -> int:
-    return (
-        tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
-    )  # a wrapper of other tensors has no memory of its own
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return tensor.data_ptr() if plain else 0  # a sparse tensor, or a wrapper of others, has no memory of its own
 
 
 def _kept(name: str, *, frozen: bool) -> CaptureError:

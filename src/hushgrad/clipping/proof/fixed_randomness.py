@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hushgrad.clipping._torch import equal
 from hushgrad.clipping.proof.state import attributes_of, attributes_restored
 from hushgrad.clipping.thresholds import HUGE_WEIGHT, LARGE_WEIGHT, MOST_CONSTANTS
 
@@ -186,7 +187,7 @@ def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
         for name, buffer in model.named_buffers():
             kept = buffers.get(name)
             if (
-                kept is not None and buffer.shape == kept.shape and not torch.equal(buffer, kept)
+                kept is not None and buffer.shape == kept.shape and not equal(buffer, kept)
             ):  # writing would invalidate an open graph
                 buffer.copy_(kept)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hushgrad._precision import widest
-from hushgrad.clipping.proof.inputs import mapped, tensors_in
+from hushgrad.clipping.proof.inputs import Reading, leaves, mapped, tensors_in
 from hushgrad.clipping.thresholds import OUTLIER
 
 
@@ -19,13 +20,32 @@ def floats(output: Any) -> list[Tensor]:
     return [t for t in tensors_in(output) if t.is_floating_point()]
 
 
-def finite(inputs: Any) -> Any:
-    """Detached, with NaN and infinity replaced: nothing can be proved about those."""
+def finite(inputs: Any, reading: Reading | None = None) -> Any:
+    """Detached, with NaN and infinity replaced: nothing can be proved about those.
+
+    With a ``reading``, what all examples share (a mask of infinities) stays as it is.
+    """
+    shared = {k for k, layout in enumerate(reading.layouts) if layout is None} if reading is not None else ()
+    number = count()
 
     def change(t: Tensor) -> Tensor:
-        return t.detach().nan_to_num(0.0, 1e4, -1e4) if t.is_floating_point() else t.detach()
+        kept = next(number) in shared or not _has_numbers(t)
+        return t.detach() if kept else t.detach().nan_to_num(0.0, 1e4, -1e4)
 
     return mapped(inputs, partial(_within, change))
+
+
+def has_shared_infinities(inputs: Any, reading: Reading) -> bool:
+    """Whether NaN or infinity is in what all examples share."""
+    pairs = zip(leaves(inputs), reading.layouts, strict=True)
+    return any(
+        layout is None and isinstance(t, Tensor) and _has_numbers(t) and not bool(t.isfinite().all()) for t, layout in pairs
+    )
+
+
+def _has_numbers(t: Tensor) -> bool:
+    """Whether it may hold infinities that can be looked at: of a sparse tensor they stay."""
+    return t.is_floating_point() and t.layout is torch.strided
 
 
 def _within(change: Callable[[Tensor], Tensor], leaf: Any) -> Any:
@@ -43,7 +63,7 @@ def tamed(inputs: Any) -> Any | None:
     wild = []
 
     def change(t: Tensor) -> Tensor:
-        if not t.is_floating_point() or not t.numel():
+        if not _has_numbers(t) or not t.numel():
             return t
         t = t.detach()
         size = t.abs().nan_to_num(0.0, 0.0, 0.0)

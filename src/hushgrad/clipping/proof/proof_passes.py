@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping._torch import checkpoints_off
+from hushgrad.clipping._torch import checkpoints_off, equal
 from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.clipping.layout import Layout
 from hushgrad.clipping.proof.call_trace import CallTrace, KnownTraces
@@ -169,7 +169,7 @@ class ProofPasses:
             )
         self._spares_parameters = True
         now = dict(self.model.named_buffers())
-        moved = [n for n, was in self._start.items() if n in now and was.shape == now[n].shape and not torch.equal(was, now[n])]
+        moved = [n for n, was in self._start.items() if n in now and was.shape == now[n].shape and not equal(was, now[n])]
         self._wrote = self._wrote or bool(moved)
         self._counts = [n for n in moved if self._start[n].numel() == 1 and self._start[n].dtype is not torch.bool]
         self._clocks = clocks

@@ -15,7 +15,7 @@ from hushgrad.clipping.proof.call_trace import after_all
 from hushgrad.clipping.proof.changed_weights import beyond, is_lifted, nudged, overturned, switched, switches
 from hushgrad.clipping.proof.fixed_randomness import ALMOST_ONE, Draws, FixedRandomness, draw_from, host_draws
 from hushgrad.clipping.proof.influence import swayed
-from hushgrad.clipping.proof.input_variants import finite, jittered, shuffled, tamed
+from hushgrad.clipping.proof.input_variants import finite, has_shared_infinities, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import data_of, leaves, readings
 from hushgrad.clipping.proof.prove import prove
 from hushgrad.clipping.proof.refusals import Failure, Refusals
@@ -67,6 +67,9 @@ class Trials(Refusals):
                 again = attempt(finite(inputs))
         tame = tamed(inputs) if isinstance(again, Failure) else None
         again = again if tame is None else attempt(tame)
+        if isinstance(again, Structure) and has_shared_infinities(inputs, again.reading):  # they may decide a branch
+            as_it_is = attempt(finite(inputs, again.reading))
+            again = as_it_is if isinstance(as_it_is, Structure) else again
         self._give_back()
         if isinstance(again, Structure):
             return again
@@ -88,7 +91,7 @@ class Trials(Refusals):
 
     def repeat(self, structure: Structure, inputs: Any, B: int) -> None:
         """For a pass that looks like a proved one: replace the other examples and make them extreme once more. Raises NotIsolated."""
-        inputs = finite(inputs)
+        inputs = finite(inputs, structure.reading)
         self.opening = lengthened(structure.ways, leaves(inputs))
         with self._proving(FixedRandomness()):
             problem = swayed(self, structure, inputs, B, self._lot) if self._seal else None
@@ -152,9 +155,11 @@ class Trials(Refusals):
                 return self._tried_so(inputs, B, known, [])
             return Failure(None, error, frozenset(quiet.drawn))
         except Exception as error:  # noqa: BLE001  the model's own, of whatever kind
+            line = next(iter(str(error).splitlines()), type(error).__name__)[:300]
             message = (
-                f"{type(self.model).__name__} cannot be run for fewer or more examples, as its proof needs: {error} "
-                "Let the model take any number of examples, or vouch for it with check_isolation=False."
+                f"{type(self.model).__name__} cannot be run for fewer or more examples, as its proof needs: {line} "
+                "Let the model take any number of examples, one too (squeeze(1) rather than squeeze(), which drops the examples' dimension "
+                "as well), or vouch for it with check_isolation=False."
             )
             return Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if problem is not None and more is not None:
