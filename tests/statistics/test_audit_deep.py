@@ -1,7 +1,7 @@
 """The deep audit: somebody's own run, looked at part by part; right runs pass, and what the canary audit cannot see is found.
 
-Each statistical check has a false-alarm rate of at most 1e-4. Keys are fresh, so a right run fails here once in about a thousand runs
-of one audit; the seeds of the noise are fixed in this file, so that it does not happen by chance.
+Each statistical check has a false-alarm rate of at most 1e-4. With fresh keys a right run fails here once in about a thousand runs of one
+audit; the keys follow from the tests' names, so that it does not happen by chance.
 """
 
 from __future__ import annotations
