@@ -34,15 +34,6 @@ def at_least(x: float, digits: int = 4) -> str:
     return _rounded(x, digits, ROUND_FLOOR)
 
 
-def interval(lower: float, upper: float, digits: int = 4) -> str:
-    """Both ends, rounded outwards.
-
-    >>> interval(2.99964, 3.00001)
-    '[2.999, 3.001]'
-    """
-    return f"[{at_least(lower, digits)}, {at_most(upper, digits)}]"
-
-
 def above(exact: Fraction) -> float:
     """The least double that is not below ``exact``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -44,9 +44,6 @@ class Sizes(NamedTuple):
 
 
 AS_THEY_COME = Sizes(least=0)  # no padding
-
-
-T = TypeVar("T")
 
 
 class Smallest(Protocol):
