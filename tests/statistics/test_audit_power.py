@@ -1,6 +1,6 @@
 """The register of defects: each can be planted and removed, is caught by the deep audit, and right runs are not refuted.
 
-``make audit-power`` runs all of them and 200 right runs; here is a part of it. Keys follow from the tests' names, so nothing fails by chance.
+``make audit-power`` runs all of them and 200 right runs; here is a part of it. Keys follow from the tests' names: nothing fails by chance.
 """
 
 from __future__ import annotations
