@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import HANGS
 
 from hushgrad.errors import ArgumentError
 from hushgrad.experiments import EXPERIMENTS, Claim, Context, Experiment, Findings, Table, find, reproduce
@@ -110,7 +111,7 @@ def test_the_list_is_complete_and_needs_no_torch():
     light = {"composition", "tree", "mean-estimation", "linear-regression", "laplacian-signals", "laplacian-tables"}
     assert light | {"lecture-dpgd", "dp-rates"} <= set(names)
     code = "import sys; from hushgrad.cli.main import main; main(['reproduce', '--list']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0
     assert all(name in done.stdout for name in names)
 

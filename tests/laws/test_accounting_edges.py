@@ -8,10 +8,10 @@ outputs above it, and their sum above it. For one step the first family is optim
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
+from patience import easily
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
@@ -19,8 +19,6 @@ from hushgrad.accounting import PLD, gaussian_epsilon
 from hushgrad.accounting.pld.bounds.compose import Composed
 from hushgrad.accounting.pld.loss import PrivacyLoss
 from hushgrad.events import BallsInBins, DiscreteGaussian, Event, Gaussian, Laplace, PureDP, Relation, Sampled, TruncatedPoisson
-
-LIMIT = 15.0  # seconds of CPU for one question, on a slow and busy machine
 
 
 def _mixture(z: np.ndarray, mu: float, rate: float) -> np.ndarray:
@@ -69,9 +67,7 @@ def _cases(seed: int, count: int) -> list[tuple[float, float, int, float]]:
 def _ask(event: Event, delta: float) -> tuple[PrivacyLoss, float, float]:
     loss = PLD().loss(event)
     assert isinstance(loss, PrivacyLoss)
-    start = time.process_time()
-    low, high = loss.epsilon_interval(delta)
-    assert time.process_time() - start < LIMIT
+    low, high = easily(lambda: loss.epsilon_interval(delta))
     assert 0 <= low <= high  # NaN fails too
     return loss, low, high
 

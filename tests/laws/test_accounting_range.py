@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from patience import easily
 
 from hushgrad.accounting import PLD, RDP, delta, delta_curve, epsilon, estimate, gaussian_epsilon
 from hushgrad.accounting.heuristics import HEURISTICS
@@ -19,7 +19,6 @@ from hushgrad.accounting.pld.search.epsilon_bounds import epsilon_bound
 from hushgrad.errors import NoTheorem
 from hushgrad.events import Compose, Event, Exponential, Gaussian
 
-LIMIT = 8.0  # seconds of CPU for one question, on a slow machine
 SIGMAS, RATES, STEPS, DELTAS = (0.1, 1.0, 30.0, 1e4), (1e-9, 1e-4, 0.5, 1.0), (1, 100, 10**5, 10**8), (1e-15, 1e-6)
 GRID = list(itertools.product(SIGMAS, RATES, STEPS, DELTAS))
 QUICK = GRID[::9]
@@ -31,9 +30,7 @@ def _event(sigma: float, rate: float, steps: int) -> Event:
 
 def _check(sigma: float, rate: float, steps: int, delta_: float) -> None:
     event = _event(sigma, rate, steps)
-    start = time.process_time()
-    upper = epsilon(event, delta=delta_)
-    assert time.process_time() - start < LIMIT
+    upper = easily(lambda: epsilon(event, delta=delta_))
     assert upper >= 0  # NaN fails too
     if rate == 1:
         truth = gaussian_epsilon(math.sqrt(steps) / sigma, delta_)
@@ -42,9 +39,7 @@ def _check(sigma: float, rate: float, steps: int, delta_: float) -> None:
     with contextlib.suppress(NoTheorem):  # the contour needs too many points where steps are few
         assert upper >= estimate(event, delta=delta_).epsilon * (1 - 1e-6)
     if math.isfinite(upper):
-        start = time.process_time()
-        assert 0 <= delta(event, epsilon=upper) <= 1
-        assert time.process_time() - start < LIMIT
+        assert 0 <= easily(lambda: delta(event, epsilon=upper)) <= 1
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "delta_"), QUICK)
@@ -61,16 +56,13 @@ def test_more_extremes(sigma: float, rate: float, steps: int, delta_: float) -> 
 @pytest.mark.parametrize("name", ["basic", "advanced", "zcdp", "rdp"])
 def test_the_other_accountants_end_too(name: str) -> None:
     for sigma, rate, steps, delta_ in GRID[::23]:
-        start = time.process_time()
         event = _event(sigma, rate, steps)
-        try:
-            upper = epsilon(event, delta=delta_, accountant=name)
+        with contextlib.suppress(NoTheorem):
+            upper = easily(lambda event=event, delta_=delta_: epsilon(event, delta=delta_, accountant=name))
             assert upper >= 0
             if math.isfinite(upper):
-                assert 0 <= delta(event, epsilon=0.5 * upper, accountant=name) <= 1
-        except NoTheorem:
-            continue
-        assert time.process_time() - start < LIMIT
+                half = 0.5 * upper
+                assert 0 <= easily(lambda event=event, half=half: delta(event, epsilon=half, accountant=name)) <= 1
 
 
 def _schedule(count: int) -> PrivacyLoss:

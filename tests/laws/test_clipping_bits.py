@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from patience import HANGS
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -148,7 +149,7 @@ def test_rows_have_bits_of_their_own_once_they_were_asked_for(threads):
         pytest.skip("no MKL")
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     done = subprocess.run(
-        [sys.executable, "-c", SHAPES, str(threads)], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", SHAPES, str(threads)], env=environment, capture_output=True, text=True, timeout=HANGS
     )
     assert done.returncode == 0, done.stderr[-800:]
 

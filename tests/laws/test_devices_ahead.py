@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import HANGS
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -126,7 +127,7 @@ def test_the_next_row_is_drawn_while_the_step_goes_on(monkeypatch):
     inner = stream.rows
 
     def slow(step: int, *args: Any, **options: Any) -> list[Tensor]:
-        assert step == 0 or computed.wait(60)  # in the step itself this would never come
+        assert step == 0 or computed.wait(HANGS)  # in the step itself this would never come
         return inner(step, *args, **options)
 
     monkeypatch.setattr(stream, "rows", slow)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANGS, next_tick, wait_until
 
 from hushgrad import _universal_hash
 from hushgrad._universal_hash import Witness
@@ -220,7 +221,7 @@ def test_a_folder_that_was_put_back_with_its_attributes_is_said_to_be_by_every_l
         journal.begin(step)
         journal.released(step, bytes([step]))
     journal.close()
-    time.sleep(0.05)  # a system's clock of files has steps of some milliseconds
+    next_tick(tmp_path.parent)
     if what == "put back":
         shutil.copytree(tmp_path / "back", run, dirs_exist_ok=True)
     elif what == "other rights":
@@ -275,7 +276,7 @@ def test_a_write_that_fails_is_not_taken_for_a_change_from_outside(tmp_path, mon
     journal = Journal.create(path, KEY, Owner(tmp_path, newest=True), {"plan": "x"})
     journal.begin(0)
     journal.flush()
-    time.sleep(0.02)  # a system's clock of files has steps of some milliseconds
+    next_tick(tmp_path.parent)
     with monkeypatch.context() as patch:
         if how in ("interrupted when told", "killed when cut"):
             patch.setattr(places.Place, "grown", told)
@@ -283,7 +284,7 @@ def test_a_write_that_fails_is_not_taken_for_a_change_from_outside(tmp_path, mon
             patch.setattr(os, "write", half if how == "half fits" else fails)
         with pytest.raises((StorageError, KeyboardInterrupt)):
             journal.released(0, b"0")
-    time.sleep(0.02)
+    next_tick(tmp_path.parent)
     if how == "killed when cut":
         monkeypatch.setattr(os, "ftruncate", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -467,7 +468,7 @@ def test_one_file_has_one_writer_by_whatever_name(tmp_path, name):
         "Journal.open(path, RunKey(bytes(range(32))), Owner(path.parent))"
     )
     for expected in ("written by one process", ""):
-        done = subprocess.run([sys.executable, "-c", program, str(other)], capture_output=True, text=True, timeout=600)
+        done = subprocess.run([sys.executable, "-c", program, str(other)], capture_output=True, text=True, timeout=HANGS)
         assert (expected in done.stderr) if expected else done.returncode == 0, done.stderr
         journal.close()
 
@@ -535,12 +536,11 @@ def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path):
     def hold():
         own = Owner(tmp_path)
         ready.touch()
-        time.sleep(60)
+        time.sleep(HANGS)
         return int(own.held)
 
     pid = _child(hold)
-    while not ready.exists():
-        time.sleep(0.01)
+    wait_until(ready.exists)
     with pytest.raises(ArgumentError, match=rf"process {pid} on .*has it"):
         Owner(tmp_path)
     os.kill(pid, signal.SIGKILL)
@@ -553,7 +553,7 @@ def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path):
 
 def test_a_forked_child_keeps_no_lock_alive(tmp_path):
     own = Owner(tmp_path)
-    pid = _child(lambda: time.sleep(60) or 0)
+    pid = _child(lambda: time.sleep(HANGS) or 0)
     own.release()
     try:
         assert Owner(tmp_path).held
@@ -629,10 +629,7 @@ def test_a_lease_is_touched_while_it_is_held(tmp_path, no_flock, monkeypatch):
     own = Owner(tmp_path)
     old = time.time() - 3600
     os.utime(tmp_path / ".lock", (old, old))
-    deadline = time.monotonic() + 30
-    while (tmp_path / ".lock").stat().st_mtime < old + 1800 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tmp_path / ".lock").stat().st_mtime > old + 1800
+    wait_until(lambda: (tmp_path / ".lock").stat().st_mtime > old + 1800)
     own.release()
 
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from patience import HANGS
 
 from hushgrad.native import threads as native_threads
 from hushgrad.noise import Source
@@ -40,7 +41,7 @@ def test_the_work_is_shared(way: str) -> None:
     both = threading.Barrier(2)
 
     def work(_: int) -> None:
-        both.wait(timeout=600)  # nobody passes alone
+        both.wait(timeout=HANGS)  # nobody passes alone
         seen.add(threading.get_ident())
 
     native_threads.in_turns(range(2), work, 2)
@@ -119,6 +120,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_does_not_wait_for_the_parents_threads() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=600, check=True, env=environment
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=HANGS, check=True, env=environment
     )
     assert done.stdout.strip() == "0"

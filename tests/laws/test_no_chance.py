@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import secrets
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,3 +64,42 @@ def test_laws_are_searched_in_the_same_order_every_time():
     from hypothesis import settings
 
     assert settings().derandomize is ("HUSHGRAD_TEST_ENTROPY" not in os.environ) and settings().deadline is None
+
+
+# What says how busy the machine is, and nothing about the program; tests/stories/patience.py has what to use instead.
+CLOCKS = {"clock_gettime", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "process_time_ns"}
+CLOCKS |= {"thread_time", "thread_time_ns", "ru_utime", "ru_stime"}
+TESTS = Path(__file__).parents[1]
+FILES = [file for file in sorted(TESTS.rglob("*.py")) if file.parent.name != "rigorous" and file.name != "patience.py"]
+
+
+def _by_chance(text: str) -> list[str]:
+    """What in a test depends on how long something takes: a clock that is read, and a limit that is none of ``HANGS``."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr in CLOCKS and isinstance(node.ctx, ast.Load):
+            found.append(f"line {node.lineno}: {node.attr}")
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            limits = [word.value for word in node.keywords if word.arg == "timeout"]
+            limits += node.args[name == "wait_for" :] if name in ("communicate", "wait", "wait_for") else []
+            found += [f"line {node.lineno}: {name}({limit.value})" for limit in limits if isinstance(limit, ast.Constant)]
+    return found
+
+
+# Whose clock decides when they give up.
+GIVE_UP = {"federated_deployment.py": ["monotonic", "monotonic", "wait"], "several_processes.py": ["monotonic"] * 3}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_verdict_depends_on_the_time_that_something_takes(file):
+    found = _by_chance(file.read_text())
+    assert sorted(line.split()[-1].partition("(")[0] for line in found) == GIVE_UP.get(file.name, []), found
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["assert time.process_time() - began < 1", "child.communicate(timeout=30)", "event.wait(60)", "run(words, timeout=100)"],
+)
+def test_a_clock_that_is_asked_and_a_limit_of_its_own_are_seen(line):
+    assert _by_chance(line) and not _by_chance("child.communicate(timeout=HANGS); wait_until(path.exists); event.wait(HANGS)")

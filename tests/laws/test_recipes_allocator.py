@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANGS
 
 FILE = Path(__file__).resolve().parents[2] / "src" / "hushgrad" / "recipes" / "allocator.py"
 PROGRAM = """
@@ -23,7 +24,7 @@ print(told, faults() - before)
 
 
 def run(*words: str) -> tuple[str, int]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True, timeout=HANGS)
     told, count = done.stdout.split()
     return told, int(count)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from patience import HANGS
 
 from hushgrad.release.placement.shared_secret import shared_secret
 
@@ -17,11 +18,11 @@ class _Wire:
 
     def gathered(self, rank: int, content: bytes) -> list[bytes]:
         self._slots[rank] = content
-        self._barrier.wait(timeout=600)
+        self._barrier.wait(timeout=HANGS)
         all_of_them = list(self._slots)
         if rank == 0:
             self.sent += all_of_them
-        self._barrier.wait(timeout=600)
+        self._barrier.wait(timeout=HANGS)
         return all_of_them
 
 

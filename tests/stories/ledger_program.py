@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
 import several_processes
+from patience import wait_until
 
 from hushgrad.budget import Ledger, chain
 from hushgrad.errors import BudgetExceeded
@@ -21,16 +21,14 @@ def started(place: str, folder: Path, writers: int, **options: object) -> list[s
         own.mkdir()
         asked = {"place": place, "folder": str(folder), "number": number, "writers": writers, **options}
         found += several_processes.start(Path(__file__), own, 1, asked, imports=("ledger_program",), group=False)
-    while len(list(folder.glob("ready.*"))) < writers:
-        assert not any(writer.poll() for writer in found), [writer.communicate(1)[1] for writer in found if writer.poll()]
-        time.sleep(0.001)
+    wait_until(lambda: len(list(folder.glob("ready.*"))) == writers, lambda: not any(writer.poll() for writer in found))
     return found
 
 
 def admitted(folder: Path, writers: list[several_processes.Child]) -> list[int]:
     """How many reservations each of them got, at their end."""
     for writer in writers:
-        errors = writer.communicate(timeout=600)[1]
+        errors = writer.communicate()[1]
         assert writer.returncode == 0, errors
     return [int((folder / str(number) / "out.0").read_text()) for number in range(len(writers))]
 
@@ -54,8 +52,7 @@ def _careless(folder: Path, number: int, writers: int):
 def _meet(folder: Path, what: str, number: int, writers: int) -> None:
     """Wait until all writers are there."""
     (folder / f"{what}.{number}").touch()
-    while len(list(folder.glob(f"{what}.*"))) < writers:
-        time.sleep(0.001)
+    wait_until(lambda: len(list(folder.glob(f"{what}.*"))) == writers)
 
 
 def main(options: dict) -> int:

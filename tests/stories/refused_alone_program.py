@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from patience import wait_until
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -126,18 +126,17 @@ class Run:
 
 
 def main(options: dict) -> dict:
-    """What this process raised, and when; then it stays until the other one is done, which so is not woken by its end."""
-    run, began, raised = Run(options), time.monotonic(), None
+    """What this process raised; then it stays until the other one is done, which so is not woken by its end."""
+    run, raised = Run(options), None
     try:
         run.whole()
     except BaseException as error:  # noqa: BLE001 (Ctrl-C as well)
         raised = error
-    found = {"kind": type(raised).__name__, "says": str(raised), "took": time.monotonic() - began}
+    found = {"kind": type(raised).__name__, "says": str(raised)}
     found["steps"] = run.private.steps if hasattr(run, "private") else 0
     done = [Path(options["folder"]).with_name(f"found.{rank}") for rank in range(2)]
     replacing = Path(options["folder"]).with_name(f"new.{dist.get_rank()}")
     replacing.write_text(json.dumps(found))
     replacing.rename(done[dist.get_rank()])
-    while not all(path.exists() for path in done) and time.monotonic() < began + 30:
-        time.sleep(0.02)
+    wait_until(lambda: all(path.exists() for path in done))
     os._exit(0)  # a message may still be open

@@ -26,6 +26,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
+from patience import HANGS, wait_until
+
 __all__ = ["Child", "run", "start"]
 
 USUAL = (
@@ -48,13 +50,9 @@ class Child:
         self._nursery, self.pid, self._errors = nursery, pid, errors
         self.returncode: int | None = None
 
-    def communicate(self, timeout: float) -> tuple[None, str]:
+    def communicate(self) -> tuple[None, str]:
         """Wait for its end; what it wrote to its standard error."""
-        until = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > until:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            time.sleep(0.01)
+        wait_until(lambda: self.poll() is not None)
         return None, self._errors.read_text()
 
     def poll(self) -> int | None:
@@ -122,7 +120,7 @@ def run(program: Path, directory: Path, world: int, options: dict, **how: object
     children = start(program, directory, world, options, **how)  # type: ignore[arg-type]
     try:
         _wait(children)
-        told = [child.communicate(timeout=10)[1][-2000:] for child in children]
+        told = [child.communicate()[1][-2000:] for child in children]
         assert not any(child.returncode for child in children), "\n".join(told)
     finally:
         for child in children:
@@ -132,7 +130,7 @@ def run(program: Path, directory: Path, world: int, options: dict, **how: object
 
 def _wait(children: list[Child]) -> None:
     """Until all have ended, or one has failed: then the others may have 5 seconds to say why."""
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS
     while any(child.poll() is None for child in children) and time.monotonic() < until:
         if any(child.poll() for child in children):
             until = min(until, time.monotonic() + 5)
@@ -181,7 +179,8 @@ def _group(job: dict) -> Iterator[None]:
     import torch.distributed as dist
 
     own, backend = job["environment"], job["options"].get("backend", "gloo")
-    rank, world, waits = int(own["RANK"]), int(own["WORLD_SIZE"]), datetime.timedelta(seconds=120)
+    # Longer than a test waits: who ends soon after another one has been told so, and has not waited for an answer.
+    rank, world, waits = int(own["RANK"]), int(own["WORLD_SIZE"]), datetime.timedelta(seconds=2 * HANGS)
     dist.init_process_group(backend, f"file://{own['GROUP_FILE']}", timeout=waits, world_size=world, rank=rank)
     yield
     if dist.is_initialized():

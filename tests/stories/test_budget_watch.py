@@ -7,9 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from patience import HANGS, wait_until
 
 from hushgrad.budget import Ledger
 from hushgrad.budget.watch import note_head, noted_heads
@@ -55,14 +55,12 @@ def test_the_watch_notes_every_move_until_ctrl_c(tmp_path, ledger):
     watcher = subprocess.Popen([*words, "--every", "0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for count in (1, 2, 3):
-            until = time.monotonic() + 100
-            while time.monotonic() < until and (not noted_heads(notes) or noted_heads(notes)[-1] != ledger.head):
-                time.sleep(0.05)
-            assert noted_heads(notes)[-1] == ledger.head and len(noted_heads(notes)) >= count
+            wait_until(lambda: noted_heads(notes)[-1:] == [ledger.head], lambda: watcher.poll() is None)
+            assert len(noted_heads(notes)) >= count
             spend(ledger)
     finally:
         watcher.send_signal(signal.SIGINT)
-        out, err = watcher.communicate(timeout=600)
+        out, err = watcher.communicate(timeout=HANGS)
     assert watcher.returncode == 0 and err == "Ended.\n" and out.count("is whole") >= 3
 
 

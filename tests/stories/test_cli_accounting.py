@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from patience import HANGS
 
 from hushgrad.cli.main import main
 from hushgrad.events import Event, Gaussian, PureDP
@@ -138,18 +138,15 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["epsilon", "calibrate"])
-def test_help_is_fast_and_light(command: str) -> None:
-    """Below 0.3 s of CPU, without numpy, scipy or torch, and with an example."""
+def test_help_is_light(command: str) -> None:
+    """Without numpy, scipy or torch, with a tenth of the modules that these are, and with an example."""
     script = (
         "import sys\nfrom hushgrad.cli.main import main\n"
         f"try: main(['{command}', '--help'])\nexcept SystemExit as end: assert end.code == 0\n"
-        "assert not {'numpy', 'scipy', 'torch'} & set(sys.modules)"
+        "assert not {'numpy', 'scipy', 'torch'} & set(sys.modules) and len(sys.modules) < 250, len(sys.modules)"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "example:\n  hushgrad " + command in done.stdout
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.3
 
 
 # Where the answer goes -----------------------------------------------------------------------------------------------
@@ -164,7 +161,7 @@ def test_a_reader_that_has_gone_is_no_error(words, buffered):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "hushgrad", *words]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=600)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=HANGS)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -174,7 +171,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence():
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "hushgrad", *_QUESTION]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=600)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=HANGS)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
 
 
@@ -183,7 +180,7 @@ def test_a_name_that_the_terminal_cannot_show_is_written_in_ascii(tmp_path):
     ledger = str(tmp_path / "budget.db")
     for words in (["init", ledger], ["add", ledger, "données", "--epsilon", "1", "--delta", "1e-6"], ["status", ledger]):
         command = [sys.executable, "-X", "utf8", "-m", "hushgrad", "ledger", *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
         assert (done.returncode, done.stderr) == (0, "")
     assert r"donn\xe9es: epsilon 0 of 1" in done.stdout
 

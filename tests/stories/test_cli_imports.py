@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANGS
 
 from hushgrad import Plan, denoise
 from hushgrad.cli.main import COMMANDS
@@ -73,7 +74,7 @@ def test_what_is_arithmetic_answers_without_torch(place, lines):
     environment = {**os.environ, "COLUMNS": "100"}
     program = [sys.executable, "-c", _PROGRAM]
     done = subprocess.run(
-        program, input=text, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
+        program, input=text, cwd=place, env=environment, capture_output=True, text=True, timeout=HANGS, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line for line in done.stdout.splitlines() if line.startswith("answered: ")] == [f"answered: {line}" for line in lines]
@@ -86,7 +87,7 @@ def test_a_plan_with_a_denoiser_is_read_by_whoever_has_imported_plans_only():
     )
     options = {"noise_multiplier": 1.0, "delta": 1e-5, "batch_size": 10, "dataset_size": 100, "steps": 3}
     text = json.dumps(Plan.dpsgd(**options, denoise=denoise.Laplacian(1.0)).to_json())
-    done = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, timeout=HANGS, check=True)
     assert done.stdout.split() == ["Laplacian", "Flat"]
 
 
@@ -128,7 +129,7 @@ _ANSWERED = {
 def test_a_command_says_in_one_line_that_there_is_no_torch_and_a_wrong_path_before_it(place):
     (place / "records.npy").touch()
     program, text = [sys.executable, "-c", _WITHOUT], "\n".join(_ANSWERED)
-    done = subprocess.run(program, input=text, cwd=place, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(program, input=text, cwd=place, capture_output=True, text=True, timeout=HANGS, check=True)
     answers = [ast.literal_eval(line) for line in done.stdout.splitlines()]
     for (line, said), (code, errors) in zip(_ANSWERED.items(), answers, strict=True):
         assert code == 2 and errors.count("\n") == 1 and said in errors, (line, code, errors)
@@ -145,7 +146,7 @@ sys.meta_path.insert(0, Interrupting())
 import runpy
 runpy.run_module("hushgrad", run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS, check=False)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
     script = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("[project.scripts]")[2]
     assert 'hushgrad = "hushgrad.cli:entry"' in script
@@ -155,7 +156,7 @@ def test_little_is_imported_before_an_interrupt_is_one_word():
     """Until ``entry`` has begun, Ctrl-C is Python's traceback: what is imported by then takes a few milliseconds."""
     program = "import sys; from hushgrad.cli import entry; print(*sys.modules)"
     told = subprocess.run(
-        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=100, check=True, cwd=SOURCES
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=HANGS, check=True, cwd=SOURCES
     )
     assert not set(told.stdout.split()) & {
         "collections",
@@ -180,7 +181,7 @@ def test_an_interrupt_within_the_import_of_a_c_library_is_one_word(tmp_path, hea
     )
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hushgrad.cli import entry; sys.exit(entry())"
     words = ["train", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=HANGS, check=False)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
 
 
@@ -206,6 +207,6 @@ for own in (None, "COMPATIBLE"):  # nothing set, and the user's own; each in a p
 """
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True, env=environment
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS, check=True, env=environment
     )
     assert done.stdout.split() == ["AUTO,STRICT", "0", "COMPATIBLE", "0"]

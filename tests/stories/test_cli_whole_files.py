@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from forks import ended, forked
+from patience import HANGS
 
 from hushgrad.cli.main import COMMANDS, main
 from hushgrad.errors import StorageError
@@ -87,7 +88,7 @@ def test_what_cannot_be_replaced_is_filled(tmp_path):
     os.mkfifo(pipe)
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
     written(pipe, "through")
-    assert reader.communicate(timeout=30)[0] == "through" and pipe.is_fifo()
+    assert reader.communicate(timeout=HANGS)[0] == "through" and pipe.is_fifo()
     written("/dev/null", "gone")
     with pytest.raises(StorageError, match=r"Expected to be able to write '/dev/full': No space left on device.*Make room"):
         written("/dev/full", "x" * 10)

@@ -9,11 +9,11 @@ import os
 import runpy
 import subprocess
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from patience import HANGS, wait_until
 
 from hushgrad.cli import _waiting
 from hushgrad.cli._parser import table
@@ -70,7 +70,7 @@ def test_a_missing_package_is_answered_by_its_extra():
         [sys.executable, "-W", "ignore", "-c", PROGRAM.replace("{codes!r}", repr(wanted))],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANGS,
     )
     answers = done.stderr.strip().splitlines()
     assert "NOTHING" not in done.stdout and len(answers) == len(NEEDS), done.stderr
@@ -151,8 +151,9 @@ def test_what_cannot_be_written_is_said_before_the_work(words, capsys, tmp_path,
     monkeypatch.setattr(
         os, "access", lambda path, _: path != tmp_path
     )  # the folder itself is read-only, which root would not notice
-    began = time.process_time()
-    assert main(words) == 2 and time.process_time() - began < 1.0  # no machine is examined, no mechanism ranked
+    for command in ("doctor", "plan"):  # no machine is examined, no mechanism ranked
+        monkeypatch.setattr(f"hushgrad.cli.{command}.waiting", None)
+    assert main(words) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -190,9 +191,7 @@ def test_what_takes_longer_than_a_second_says_so_on_a_terminal_and_nowhere_else(
     for stream in (_Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", stream)
         with pytest.raises(KeyboardInterrupt), _waiting.waiting("Ranking"):
-            until = time.monotonic() + 100
-            while stream.isatty() and "Ranking ... 0 s" not in stream.getvalue() and time.monotonic() < until:
-                time.sleep(0.01)
+            wait_until(lambda stream=stream: not stream.isatty() or "Ranking ... 0 s" in stream.getvalue())
             raise KeyboardInterrupt  # Ctrl-C leaves a clean line, too
         assert stream.getvalue().endswith("\r\x1b[K") if stream.isatty() else stream.getvalue() == ""
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = 'papers = (_papers.Paper("nobody2026own", "Nobody", "A part of our own", kind="misc"),)'
@@ -225,13 +226,13 @@ def test_a_part_of_each_kind_is_one_file_and_one_import_line(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=HANGS,
     )
     assert told.returncode == 0, told.stdout[-3000:]
     for file, names in TESTS.items():
         for name in names.split(" or "):
             assert re.search(rf"{file}::\S*{name}.*PASSED", told.stdout), (file, name)
     told = subprocess.run(
-        [sys.executable, "-c", FOUND], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
+        [sys.executable, "-c", FOUND], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS
     )
     assert told.stdout.endswith("all found\n"), told.stderr[-3000:]

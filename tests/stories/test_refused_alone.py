@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from itertools import product
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from several_processes import start
 
 PROGRAM = Path(__file__).with_name("refused_alone_program.py")
@@ -34,10 +34,9 @@ def test_all_processes_end_with_what_one_of_them_met(tmp_path, what, sharded, cl
     odd, at = drawn.randrange(2), drawn.randrange(2)  # with sharded parameters, examples are compared in the first two batches
     asked = {"what": what, "sharded": sharded, "closure": closure, "odd": odd, "at": at, "folder": str(tmp_path / "run")}
     children = start(PROGRAM, tmp_path, 2, asked)
-    other, until = tmp_path / f"found.{1 - odd}", time.monotonic() + 100
+    other = tmp_path / f"found.{1 - odd}"
     try:
-        while not other.exists() and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(other.exists, lambda: children[1 - odd].poll() is None)  # which does not wait for the group's timeout
         found = json.loads(other.read_text())
         if what == "killed":
             assert found["kind"] == "ProcessLost" and "Another process ended or did not answer in time" in found["says"]
@@ -46,7 +45,7 @@ def test_all_processes_end_with_what_one_of_them_met(tmp_path, what, sharded, cl
     finally:
         for child in children:
             child.kill()
-    assert found["steps"] == own["steps"] and found["took"] < own["took"] + 15
+    assert found["steps"] == own["steps"]
     if own["kind"] in FOREIGN.values():
         assert found["kind"] == "ProcessLost" and f"A process was stopped by {own['kind']} in a step" in found["says"]
         assert "17" not in found["says"]  # what the other's report says may be about records

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
+from patience import HANGS
 
 pytest.importorskip("fastapi", reason="the web page needs hushgrad[serve]")
 sync_api = pytest.importorskip("playwright.sync_api", reason="driving a browser needs playwright")
@@ -84,7 +85,7 @@ def server(runs: Path, ledger: str) -> Iterator[str]:
     finally:
         children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout.split()
         process.send_signal(signal.SIGINT)  # Ctrl-C
-        _, errors = process.communicate(timeout=600)
+        _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 0 and errors == "Ended.\n"
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "no worker outlives its server"
 
@@ -178,7 +179,7 @@ def test_a_run_is_followed_live_until_its_card(visit, runs, server):
     finally:
         if sys.exc_info()[0]:
             training.kill()
-        training.wait(timeout=600)
+        training.wait(timeout=HANGS)
     claimed = json.loads((runs / "live" / "guarantee.json").read_text())["epsilon"]
     assert float(page.locator("#epsilon").inner_text()) == pytest.approx(claimed, rel=1e-3)
     page.get_by_role("link", name="Privacy card").click()

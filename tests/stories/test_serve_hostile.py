@@ -9,13 +9,14 @@ import re
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import quote, unquote
 
 import pytest
+from patience import HANGS
 
 pytest.importorskip("fastapi", reason="the web page needs hushgrad[serve]")
 from fastapi.testclient import TestClient
@@ -25,6 +26,7 @@ from hushgrad.recipes import Recipe, train
 from hushgrad.serve import Settings, create_app
 from hushgrad.serve.access_control import POLICY, AccessControl
 from hushgrad.serve.files import LIMITS, RunFolder, Unreadable
+from hushgrad.serve.worker_queue import WorkerQueue
 
 HOME = "http://127.0.0.1:8642"
 SECRET = secrets.token_hex(32)
@@ -191,7 +193,7 @@ def raw(app: Any, path: str) -> tuple[int, str]:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)  # the visitor stays
+        await asyncio.sleep(HANGS)  # the visitor stays
         return {"type": "http.disconnect"}
 
     async def send(message: dict[str, Any]) -> None:
@@ -254,20 +256,17 @@ def test_the_overlong_is_refused(client):
         "\u0661=1",
     ],
 )
-def test_a_wrong_question_is_one_sentence(client, query):
-    began = time.process_time()
+def test_a_wrong_question_is_one_sentence(client, query, monkeypatch):
+    monkeypatch.setattr(WorkerQueue, "ask", None)  # refused before any work
     answer = client.get(f"/api/plan?{query}")
     assert answer.status_code == 422 and answer.headers["content-type"] == "application/problem+json"
     assert set(answer.json()) == {"title", "status", "detail"} and answer.json()["detail"].startswith("Expected ")
     page = client.get(f"/?{query}")
     assert page.status_code == 422 and 'class="problem"' in page.text and "<script>" not in page.text
-    assert time.process_time() - began < 3, "refused before any work"
 
 
 def test_broken_folders_are_listed_with_what_is_wrong(client):
-    began = time.monotonic()
-    runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
-    assert time.monotonic() - began < 60, "no pipe holds the page up, and no large file is read"
+    runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}  # nobody writes to the pipe: who reads it hangs
     for name, problem in {
         "truncated": "recipe.json is not JSON",
         "nested": "recipe.json is not JSON",
@@ -345,18 +344,15 @@ def test_a_link_made_at_the_last_moment_is_not_followed(tmp_path, monkeypatch):
             RunFolder(tmp_path, ("b",)).text(name)
 
 
-def test_large_metrics_are_read_in_little_time(tmp_path):
+def test_of_large_metrics_few_lines_are_parsed(tmp_path):
     from hushgrad.serve.runs import read_series
 
     (tmp_path / "run").mkdir()
     line = '{"step": %d, "steps": 400000, "epsilon": 1.5, "signal_to_noise": 0.25, "learning_rate": 0.1}\n'
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(line % step for step in range(1, 300_001)) + '{"step": 300001, "eps')
-    began = time.process_time()
-    series = read_series(RunFolder(tmp_path, ("run",)), raw=False)
-    quick = time.process_time() - began
-    for written in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:-1]:
-        json.loads(written)
-    assert quick < (time.process_time() - began - quick) / 2, "not every line is parsed"
+    with mock.patch.object(json, "loads", wraps=json.loads) as parsed:
+        series = read_series(RunFolder(tmp_path, ("run",)), raw=False)
+    assert 200 <= parsed.call_count <= 1000
     assert series.step == 300_000 and series.steps == 400_000
     steps = [step for step, _ in series.curves["epsilon"]]
     assert 200 <= len(steps) <= 500 and steps[0] == 1 and steps == sorted(steps)
@@ -399,12 +395,10 @@ def test_a_question_that_takes_too_long_loses_its_process_and_the_page_goes_on(m
         monkeypatch.setattr("hushgrad.serve.worker_queue._LARGEST", 1 << 20)
         with pytest.raises(TooLong, match="too much memory"):  # an answer without end
             await lane.ask("plan", question={})
-        monkeypatch.setattr("hushgrad.serve.worker_queue.COMMAND", ("sleep", "60"))
+        monkeypatch.setattr("hushgrad.serve.worker_queue.COMMAND", ("sleep", f"{HANGS}"))
         monkeypatch.setattr("hushgrad.serve.worker_queue._START", 0.0)
-        began = time.monotonic()
         with pytest.raises(TooLong, match=r"No answer within 0\.2 seconds"):
             await lane.ask("plan", question={})
-        assert time.monotonic() - began < 50  # the child would sleep for 60
         waiting = [asyncio.ensure_future(lane.ask("plan", question={"n": n})) for n in range(12)]
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert {type(result) for result in results} == {TooLong, Busy}
@@ -419,17 +413,18 @@ def test_a_server_that_ends_does_not_wait_for_an_answer(monkeypatch):
     """A pipe that is closed while a thread waits for it never wakes that thread."""
     from hushgrad.serve import worker_queue as room
 
-    real, waited = room._line, threading.Event()
+    real, asked, waited = room._line, threading.Event(), threading.Event()
 
     def slow_to_wake(child, until):
-        waited.wait(10)  # until after the child's end, as on a busy machine
+        asked.set()
+        waited.wait(HANGS)  # until after the child's end, as on a busy machine
         return real(child, until)
 
     async def story(begun: bool) -> None:
-        lane = room.WorkerQueue(seconds=30)
+        lane = room.WorkerQueue(seconds=HANGS)
         question = asyncio.ensure_future(lane.ask("plan", question={}))
         if begun:
-            await asyncio.sleep(0.3)
+            await asyncio.to_thread(asked.wait, HANGS)
         else:
             await asyncio.sleep(0)  # it has its turn, but no child yet
         lane.stop()
@@ -440,13 +435,12 @@ def test_a_server_that_ends_does_not_wait_for_an_answer(monkeypatch):
             await lane.ask("plan", question={"n": 1})
         assert lane._child is None
 
-    monkeypatch.setattr(room, "COMMAND", ("sleep", "60"))
+    monkeypatch.setattr(room, "COMMAND", ("sleep", f"{10 * HANGS}"))
     monkeypatch.setattr(room, "_line", slow_to_wake)
     for begun in (True, False):
+        asked.clear()
         waited.clear()
-        began = time.monotonic()
-        asyncio.run(story(begun))
-        assert time.monotonic() - began < 28  # the lane would wait for 30
+        asyncio.run(story(begun))  # the lane would wait for much longer than a test may take
 
 
 def test_work_is_limited_by_the_processor_not_by_the_clock(monkeypatch):
@@ -475,12 +469,12 @@ def test_an_abandoned_question_leaves_the_queue(monkeypatch):
         def exchange(line: str) -> bytes:
             asked.append(json.loads(line)["arguments"]["name"])
             begun.set()
-            assert cancelled.wait(100)
+            assert cancelled.wait(HANGS)
             return b'{"answer": {}}'
 
         monkeypatch.setattr(lane, "_exchange", exchange)
         first = asyncio.ensure_future(lane.ask("plan", name="first"))
-        assert await asyncio.to_thread(begun.wait, 100)
+        assert await asyncio.to_thread(begun.wait, HANGS)
         outdated = asyncio.ensure_future(lane.ask("plan", name="outdated"))
         newest = asyncio.ensure_future(lane.ask("plan", name="newest"))
         await asyncio.sleep(0.01)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANGS
 
 RECIPE = """
 [model]
@@ -85,7 +86,7 @@ def _people(path: Path, count: int, *, label: bool) -> None:
 def _shell(script: str, folder: Path) -> str:
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     environment.pop("HUSHGRAD_POLICY", None)
-    done = subprocess.run(["sh", "-c", HEAD + script], cwd=folder, env=environment, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(["sh", "-c", HEAD + script], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
