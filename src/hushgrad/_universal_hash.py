@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 from array import array
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter, is_
 from typing import Any
@@ -80,6 +81,9 @@ class _Room:
         self.above = bytearray(-(-self.size // _BLOCK) * _SIZE)  # for the hashes of the hashes
         self.at, self.above_at = _place(self.hashes), _place(self.above)
         self.places = [self.at + begin for begin, _ in self.bounds]
+        self.table: tuple[Any, array[int]] | None = (
+            None  # of the kernel that draws: what its last row's table was made from, and it
+        )
 
 
 def _place(memory: bytearray) -> int:
@@ -103,30 +107,36 @@ class Seen:
         sizes = list(map(Tensor.numel, tensors)), list(map(_DTYPE, tensors))
         if hashed.room.sizes != sizes:
             hashed.room = _Room(*sizes)
-        self.hashed, self._room, self._tensors, self._versions = hashed, hashed.room, tensors, list(map(_VERSION, tensors))
-        # Where C puts the hashes of each tensor, by its id.
-        self.places = dict(zip(map(id, tensors), self._room.places, strict=True))
+        self.hashed, self.room, self._tensors, self._versions = hashed, hashed.room, tensors, list(map(_VERSION, tensors))
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Where C puts the hashes of each tensor, by its id."""
+        return dict(zip(map(id, self._tensors), self.room.places, strict=True))
+
+    def are(self, tensors: Collection[Tensor]) -> bool:
+        """Whether these are the tensors, in their order."""
+        return len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
 
     def look(self, tensor: Tensor, low: int, size: int) -> None:
         """Hash the elements [low, low + size), which are whole blocks unless they end the tensor."""
         at = self._at(tensor)
         assert at is not None
-        first = self._room.bounds[at][0] + low * tensor.itemsize // _BLOCK * _SIZE
+        first = self.room.bounds[at][0] + low * tensor.itemsize // _BLOCK * _SIZE
         for hashes in self.hashed.of([tensor.detach().reshape(-1)[low : low + size]]):
-            self._room.hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
+            self.room.hashes[first : first + 8 * len(hashes)] = hashes.tobytes()
 
     def all_of(self, tensors: Collection[Tensor]) -> _Room | None:
         """Sizes and hashes of these tensors, if they are exactly the hashed ones, in order and unchanged; else None."""
-        same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
-        return self._room if same and list(map(_VERSION, tensors)) == self._versions else None
+        return self.room if self.are(tensors) and list(map(_VERSION, tensors)) == self._versions else None
 
     def of(self, tensor: Tensor) -> bytearray | None:
         """The hashes of a tensor; None if it was not hashed, or torch has changed it since."""
         at = self._at(tensor)
         if at is None or self._versions[at] != tensor._version:
             return None
-        begin, end = self._room.bounds[at]
-        return self._room.hashes[begin:end]
+        begin, end = self.room.bounds[at]
+        return self.room.hashes[begin:end]
 
     def _at(self, tensor: Tensor) -> int | None:
         return next((at for at, kept in enumerate(self._tensors) if kept is tensor), None)

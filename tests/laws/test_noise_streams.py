@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushgrad import _aligned_memory
+from hushgrad._universal_hash import UniversalHash
 from hushgrad.errors import ArgumentError
 from hushgrad.noise import _kernel, _threads
 from hushgrad.noise._threads import CHUNK, SHARE
@@ -327,3 +328,27 @@ def test_a_stream_that_does_not_say_how_it_advances_is_none(source):
 
     with pytest.raises(TypeError, match="_advance_all"):
         Forgetful(source)
+
+
+def test_a_row_added_to_tensors_like_those_of_the_last_row_is_the_one_that_is_drawn_anew():
+    """Most rows are added to new tensors of the same sizes, which is told quickly: here now and then to others, drawn at random."""
+    draw, shapes = np.random.default_rng(31), [(7, 300), (5,), (40, 60), (0,), (90,)]
+    source, plain = Source(seed=3), Source(seed=3)
+    source.hashed = UniversalHash(b"k" * 32)
+    stream, again = IndependentStream(source, steps=200), 0
+    for step in range(200):
+        order, cut = ([0, 1, 2, 3, 4], 5) if draw.random() < 0.6 else (draw.permutation(5).tolist(), int(draw.integers(1, 6)))
+        for indices in (order[:cut], order[cut:]):
+            tensors = [torch.from_numpy(draw.normal(size=shapes[k])).float() for k in indices]
+            turned = draw.random() < 0.1
+            tensors = [x.t().contiguous().t() if turned and x.dim() == 2 else x for x in tensors]
+            wanted = [x + plain.z(step, k, x.contiguous(), scale=0.5) for k, x in zip(indices, tensors, strict=True)]
+            again += stream._as_last(tensors, indices, [0] * len(tensors), tensors) is not None
+            assert stream.rows(step, tensors, indices=indices, offsets=[0] * len(tensors), out=tensors, scale=0.5) == tensors
+            for x, y in zip(tensors, wanted, strict=True):
+                assert torch.equal(x, y)
+                if not turned and tensors:
+                    assert source.seen.of(x) == b"".join(h.tobytes() for h in source.hashed.of([x]))
+        with pytest.raises(ArgumentError):
+            stream.rows(step, [torch.zeros(5)], indices=[1], offsets=[0])
+    assert 50 < again < 200

@@ -6,9 +6,10 @@ import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 from math import isfinite
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, NoReturn, final
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, final
 
 import numpy as np
 import torch
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
     from hushgrad.noise.streams.shard_state import Lane
 
 _target, _look, _USUAL = attrgetter("target"), attrgetter("dtype", "is_cpu"), (torch.float32, True)
+_TENSORS, _LOOKS = {Tensor}, {_USUAL}
+
+
+class _Last(NamedTuple):
+    """The last row, if it was added to ordinary tensors in single precision: most rows are added to others of the same sizes."""
+
+    indices: list[int]
+    offsets: list[int]
+    sizes: list[int]
+    known: dict[tuple[int, int], Lane]  # in which its lanes are
+    lanes: list[Lane]
 
 
 class Rows(NoiseStream):
@@ -38,6 +50,7 @@ class Rows(NoiseStream):
     _source: Source
     _steps: int | None
     _lanes: dict[tuple[int, int], Lane]
+    _last: _Last | None = None
 
     @final
     def rows(
@@ -55,20 +68,13 @@ class Rows(NoiseStream):
         if kernel is not None:
             return self._rows_there(kernel, step, likes, indices, offsets, out, scale)
         scale = float(scale)
-        pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
+        pieces, lanes = self._as_last(likes, indices, offsets, out) or self._placed(likes, indices, offsets, out)
         if type(step) is not int or step < 0 or not isfinite(scale):
             step, scale = _check.integer(0, step=step), _check.number(scale=scale)
-        lanes, known, end = [], self._lanes, step + 1 if self._steps is None else self._steps
-        for piece in pieces:
-            which, start, target, _, size = piece
-            lane = known.get((which, start))
-            if lane is None or lane.count != size or lane.dtype is not target.dtype:
-                lane = self._lane(piece)
+        end = step + 1 if self._steps is None else self._steps
+        for lane in lanes:
             if step != lane.next or lane.interrupted or step >= end:
                 self._refuse(step, lane)
-            lanes.append(lane)
-        if len({*map(id, lanes)}) < len(lanes):
-            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
         for lane in lanes:
             lane.interrupted = True  # until all chunks are done, since a partly updated state must not be used
         self._advance_all(step, lanes, pieces, scale, out is None)
@@ -77,6 +83,38 @@ class Rows(NoiseStream):
         if out is not None and all(map(is_, map(_target, pieces), out)):
             return list(out)
         return delivered(pieces, likes, out, exact=self._source.secure)
+
+    def _as_last(
+        self, likes: Sequence[Tensor], indices: Sequence[int] | None, offsets: Sequence[int] | None, out: Sequence[Tensor] | None
+    ) -> tuple[list[Piece], list[Lane]] | None:
+        """What :meth:`_placed` returns, where only the tensors differ from those of the last row; else None."""
+        last = self._last
+        if last is None or out is not likes or last.known is not self._lanes or (indices, offsets) != last[:2]:
+            return None
+        if {*map(type, out)} != _TENSORS or {*map(_look, out)} != _LOOKS or not all(map(Tensor.is_contiguous, out)):
+            return None
+        if [*map(Tensor.numel, out)] != last.sizes:
+            return None
+        return [*map(Piece, last.indices, last.offsets, out, repeat(0), last.sizes)], last.lanes
+
+    def _placed(
+        self, likes: Sequence[Tensor], indices: Sequence[int] | None, offsets: Sequence[int] | None, out: Sequence[Tensor] | None
+    ) -> tuple[list[Piece], list[Lane]]:
+        """Where the row of every tensor is computed, and its lane."""
+        pieces = pieces_of(likes, indices, offsets, out, exact=self._source.secure)
+        lanes, known = [], self._lanes
+        for piece in pieces:
+            which, start, target, _, size = piece
+            lane = known.get((which, start))
+            if lane is None or lane.count != size or lane.dtype is not target.dtype:
+                lane = self._lane(piece)
+            lanes.append(lane)
+        if len({*map(id, lanes)}) < len(lanes):
+            _check.fail("indices", list(indices or ()), "to name each shard once", "Two tensors must not share their noise.")
+        usual = out is likes and not self._source.secure and {*map(type, likes)} == _TENSORS and {*map(_look, likes)} == _LOOKS
+        if usual and type(indices) is list and type(offsets) is list and all(map(is_, map(_target, pieces), likes)):
+            self._last = _Last([*indices], [*offsets], [piece.size for piece in pieces], known, lanes)
+        return pieces, lanes
 
     def _advance_all(self, step: int, lanes: Sequence[Lane], pieces: Sequence[Piece], scale: float, fresh: bool) -> None:
         """Write or add row ``step`` of every lane to its piece and update its state. Without state: in one call for all tensors."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, final
 
 import numpy as np
+from torch import Tensor
 
 from hushgrad import native
 from hushgrad._aligned_memory import aligned
@@ -28,6 +30,7 @@ from hushgrad.noise._kernel.base import (
     Words,
 )
 
+_TARGET, _LOW, _WHERE = attrgetter("target"), attrgetter("low"), attrgetter("which", "start", "low", "size")
 _BLOCK, _HASH = 8 * _abi.WITNESS_WORDS, 16  # bytes under one hash, and bytes of a hash
 _NUMBERS = BLOCKS // BLOCKS_OF_GROUP * _box_muller.GROUP  # largest tensor that the cipher's counter can address
 _SUFFIXES = ((np.dtype(np.float32), "f32"), (np.dtype(np.float64), "f64"))
@@ -104,22 +107,20 @@ class CKernel(Kernel):
         head = self.head(stream, step)
         if head is None or not pieces:
             return None
-        kind = pieces[0].target.dtype
-        itemsize, last, end = kind.itemsize, 0, 0
-        table = [*head] if seen is None else [*head, seen.hashed.place]
-        for which, start, target, low, size in pieces:
-            if target.dtype is not kind:
-                return None
-            table += which, start, size, target.data_ptr() + low * itemsize
-            if seen is not None:
-                table.append(seen.places[id(target)] + low * itemsize // _BLOCK * _HASH)
-            if which > last:
-                last = which
-            if start + size > end:
-                end = start + size
-        if not (0 <= step < STEPS and last < INDICES and end <= _NUMBERS):  # rare; the error is raised elsewhere
-            check_address(step, last, _end_block(end))
-        return array("Q", table)
+        if seen is None or not seen.are(targets := [*map(_TARGET, pieces)]):
+            return _new_table(head, step, pieces, seen)
+        at = (
+            head[:2],
+            [*map(_WHERE, pieces)],
+        )  # all that a table holds but for the step and the addresses: most rows' is the last one's
+        kept = seen.room.table
+        if kept is None or kept[0] != at or not 0 <= step < STEPS:
+            table = _new_table(head, step, pieces, seen)
+            seen.room.table = None if table is None or any(map(_LOW, pieces)) else (at, table[:])
+            return table
+        table = kept[1][:]
+        table[2], table[8::5] = step, array("Q", map(Tensor.data_ptr, targets))
+        return table
 
     def draw_rounded(self, stream: Words, at: tuple[int, int, int], ratio: float, h: float, out: np.ndarray) -> list[int]:
         """In single precision first, then in double precision for the positions in doubt."""
@@ -217,3 +218,23 @@ def _buffer_arguments(row: BufferedRow, out: np.ndarray, fresh: bool) -> tuple[A
 
 def _end_block(end: int) -> int:
     return -(-end // _box_muller.GROUP) * BLOCKS_OF_GROUP
+
+
+def _new_table(head: tuple[int, int, int, int], step: int, pieces: Sequence[Piece], seen: Seen | None) -> array[int] | None:
+    """The table of these pieces; None if they are not of one type."""
+    kind = pieces[0].target.dtype
+    itemsize, last, end = kind.itemsize, 0, 0
+    places, table = ({}, [*head]) if seen is None else (seen.places, [*head, seen.hashed.place])
+    for which, start, target, low, size in pieces:
+        if target.dtype is not kind:
+            return None
+        table += which, start, size, target.data_ptr() + low * itemsize
+        if seen is not None:
+            table.append(places[id(target)] + low * itemsize // _BLOCK * _HASH)
+        if which > last:
+            last = which
+        if start + size > end:
+            end = start + size
+    if not (0 <= step < STEPS and last < INDICES and end <= _NUMBERS):  # rare; the error is raised elsewhere
+        check_address(step, last, _end_block(end))
+    return array("Q", table)
