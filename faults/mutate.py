@@ -28,7 +28,7 @@ LAWS, GOLDEN = "tests/laws/test_", "tests/golden/test_"
 ARGUMENTS = f"{LAWS}values_arguments.py"
 SAMPLERS = [ARGUMENTS, f"{GOLDEN}sampling_batches.py", f"{LAWS}sampling_loader.py", "tests/statistics/test_sampling_promises.py"]
 FILTERS = [f"{GOLDEN}accounting_filters.py", f"{LAWS}accounting_answers.py", f"{LAWS}accounting_pool.py"]
-JOURNALS = [f"{LAWS}journal.py", f"{LAWS}frames.py"]
+JOURNALS = [f"{LAWS}journal.py", f"{LAWS}journal_promises.py", f"{LAWS}frames.py"]
 CLIPPERS = [ARGUMENTS, f"{GOLDEN}clipping_clippers.py", f"{LAWS}clipping_clippers.py"]
 
 # The privacy-critical files, and the quick tests that hold them; tests that start processes would run them on the file as it is.

@@ -64,6 +64,7 @@ class Journal:
         self.bound: dict[str, Any] = {}
         # Keyed from the start: the place that the first release is witnessed at follows from it, and must not be known.
         self.position, self.chain = 0, hashlib.blake2b(b"start", digest_size=_CHAIN, key=self._key).digest()
+        self._start = self.chain[:SHORT]
         self._notes = key.notes if notes is None else notes
 
     @classmethod
@@ -142,7 +143,7 @@ class Journal:
         if self._frames is not None:
             if position > len(self._recorded):
                 raise other_story("is ahead of its journal, so one of them is a copy from another time")
-            if position and self._recorded[position - 1][1] != chain[:SHORT]:
+            if chain[:SHORT] != (self._recorded[position - 1][1] if position else self._start):
                 raise other_story("is another run's")
         self.position, self.chain = position, chain
 
