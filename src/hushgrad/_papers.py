@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 
 class Paper(NamedTuple):
-    """One entry of a bibliography; its ``key`` is the first author, the year and a word of the title."""
+    """One entry of a bibliography; its ``key`` is the first author, the year and a word of the title.
+
+    >>> paper = Paper("abadi2016deep", "Abadi, Martin and others", "Deep learning with differential privacy", "CCS", arxiv="1607.00133")
+    >>> paper.key, paper.arxiv
+    ('abadi2016deep', '1607.00133')
+    """
 
     key: str
     author: str

@@ -164,3 +164,39 @@ def test_every_estimator_explains_its_parameters():
                 p for p in inspect.signature(kind).parameters if not re.search(rf"^    {p}:|``{p}``:", whole, re.MULTILINE)
             ]
             assert not unexplained, (name, unexplained)
+
+
+# Public names without an example that runs. A name leaves the list with its example; none is added.
+WITHOUT_EXAMPLE = set(
+    """
+    audit.AuditReport audit.Bench audit.Canaries audit.Check audit.DeepReport audit.ErrorRates audit.LowerBound
+    audit.MembershipReport audit.audit_run audit.epsilon_one_run audit.epsilon_one_run_fdp audit.grid_rates audit.likeness
+    audit.sequence_losses audit.split_rates budget.BrokenChain budget.Row clipping.Clipped clipping.ClippedSum
+    clipping.Clipper clipping.Factors clipping.Record clipping.Rule clipping.isolation_at_first_call clipping.rule
+    denoise.NoiseInfo denoise.Probe errors.ArgumentError errors.BudgetExceeded errors.CaptureError errors.Contradiction
+    errors.HushgradError errors.NoTheorem errors.NotIsolated errors.NumericalLimit errors.PolicyRefused errors.StorageError
+    errors.WorkerLost experiments.Context experiments.Experiment experiments.Findings experiments.Outcome experiments.Table
+    experiments.reproduce federated.ServerAdam federated.ServerOptimizer federated.add_share federated.clip_update
+    guarantee.Entry noise.Workload planner.Choice planner.DryRun planner.Law planner.Work recipes.Data recipes.Description
+    recipes.Encoder recipes.Outcome recipes.Predictor recipes.Records recipes.WideResNet recipes.describe recipes.evaluate
+    recipes.export recipes.label_numbers recipes.labelled recipes.load_predictor recipes.read_description recipes.read_plan
+    recipes.save_model recipes.train report.Card report.Verified report.compare_runs report.privacy_card report.verify
+    sampling.BatchLoader serve.serve testing.check_clipper testing.check_mechanism testing.check_rule train.Private
+    train.ProcessLost tuning.Priced tuning.Tuned tuning.tune
+    """.split()
+)
+
+
+def test_every_new_public_name_shows_how_it_is_used():
+    found, seen = set(), set[int]()
+    for room in ["", *EVERY_ROOM]:
+        module = importlib.import_module(f"hushgrad.{room}".rstrip("."))
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if not callable(thing) or id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            if ">>>" not in (inspect.getdoc(thing) or ""):
+                found.add(f"{room}.{name}".lstrip("."))
+    assert not found - WITHOUT_EXAMPLE, f"a new name without an example: {sorted(found - WITHOUT_EXAMPLE)}"
+    assert not WITHOUT_EXAMPLE - found, f"these have one, take them off the list: {sorted(WITHOUT_EXAMPLE - found)}"

@@ -134,6 +134,11 @@ def epsilon_interval(
         relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
         width: the wanted relative width of the interval.
 
+    >>> from hushgrad.events import Gaussian
+    >>> low, high = epsilon_interval(1000 * Gaussian(1.1).sampled(rate=0.01), delta=1e-5)
+    >>> 0 < low <= high <= 1.001 * low
+    True
+
     Raises:
         NoTheorem: where the accountant bounds epsilon from above only (all but pld and gdp).
     """

@@ -22,7 +22,14 @@ from hushgrad.events import Compose, Event, NonPrivate, OneOf, Relation, Repeat,
 
 
 class Loss(Protocol):
-    """A privacy loss: an RDP curve, a privacy-loss distribution, a rho, a list of (epsilon, delta)."""
+    """A privacy loss: an RDP curve, a privacy-loss distribution, a rho, a list of (epsilon, delta).
+
+    >>> from hushgrad.accounting import PLD
+    >>> from hushgrad.events import Gaussian
+    >>> loss = PLD().loss(Gaussian(4.0))
+    >>> print(f"epsilon {loss.epsilon(1e-5):.3f} at delta 1e-5, delta {loss.delta(0.5):.4f} at epsilon 0.5")
+    epsilon 0.926 at delta 1e-5, delta 0.0027 at epsilon 0.5
+    """
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon known to hold at this delta; rounded up, never below the truth."""
@@ -56,7 +63,15 @@ L = TypeVar("L", bound=Leaf)
 
 
 class Accountant(ABC):
-    """Turns events into losses. Subclasses are final: they set ``name`` and register leaf analyses."""
+    """Turns events into losses. Subclasses are final: they set ``name`` and register leaf analyses.
+
+    >>> from hushgrad.accounting import PLD, RDP
+    >>> from hushgrad.events import Gaussian
+    >>> [accountant.name for accountant in (PLD(), RDP())]
+    ['pld', 'rdp']
+    >>> print(f"{RDP().loss(Gaussian(4.0)).epsilon(1e-5):.3f}")
+    1.012
+    """
 
     name: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()

@@ -25,6 +25,14 @@ class Calibration:
     """The certificate of a calibration: ``value`` meets the target and ``neighbour``, a tolerance away, does not.
 
     ``neighbour`` is None where every value in the bracket meets the target.
+
+        >>> from hushgrad.accounting import certified_calibration
+        >>> from hushgrad.events import Gaussian
+        >>> found = certified_calibration(lambda noise: Gaussian(noise), epsilon=1.0, delta=1e-5)
+        >>> print(f"{found.value:.4f} is enough")
+        3.7307 is enough
+        >>> found.epsilon <= 1.0 < found.neighbour_epsilon
+        True
     """
 
     value: float
@@ -221,6 +229,10 @@ def calibrate_rate(
         steps: number of steps.
         accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
         relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
+    >>> from hushgrad.events import Gaussian
+    >>> print(f"{calibrate_rate(Gaussian(1.0), epsilon=2.0, delta=1e-5, steps=100):.4f}")
+    0.0283
     """
     steps = _check.positive_int(steps=steps)
     return calibrate(
@@ -253,6 +265,10 @@ def calibrate_batch_size(
         dataset_size: a public number of records.
         accountant: who computes it: "pld" (tight, certified), "rdp", "zcdp", "gdp", "optimal", "advanced", "basic", or an accountant.
         relation: which data sets are neighbours: "add_remove", "replace_one" or "zero_out".
+
+    >>> from hushgrad.events import Gaussian
+    >>> calibrate_batch_size(Gaussian(1.0), epsilon=2.0, delta=1e-5, steps=100, dataset_size=10_000)
+    282
     """
     n = _check.positive_int(dataset_size=dataset_size)
     steps = _check.positive_int(steps=steps)

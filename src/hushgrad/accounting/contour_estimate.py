@@ -34,7 +34,14 @@ Cumulants = Callable[[Complex], Complex]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """An estimate of epsilon, usually accurate to many digits but not certified. Use ``epsilon`` for a claim."""
+    """An estimate of epsilon, usually accurate to many digits but not certified. Use ``epsilon`` for a claim.
+
+    >>> from hushgrad.accounting import estimate
+    >>> from hushgrad.events import Gaussian
+    >>> found = estimate(1000 * Gaussian(1.1).sampled(rate=0.01), delta=1e-5)
+    >>> print(f"about {found.epsilon:.3f}", found.certified)
+    about 1.515 False
+    """
 
     epsilon: float
     delta: float

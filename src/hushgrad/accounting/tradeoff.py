@@ -79,7 +79,13 @@ def advantage(event: Event, *, accountant: str | Accountant = "pld", relation: R
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """What the best attacker can do against ``event``. ``str()`` is one plain sentence."""
+    """What the best attacker can do against ``event``. ``str()`` is one plain sentence.
+
+    >>> from hushgrad.accounting import attack
+    >>> from hushgrad.events import Gaussian
+    >>> str(attack(Gaussian(4.0))).partition(" (")[0][-35:]
+    'is right at most 54.98% of the time'
+    """
 
     advantage: float
     accuracy: float

@@ -21,7 +21,15 @@ _EMPTY = "Row 1 is missing: the ledger is empty."
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(_Account):
-    """The result of ``verify``: ``ok``, the number of good rows, the head to record elsewhere, and the first problem if any."""
+    """The result of ``verify``: ``ok``, the number of good rows, the head to record elsewhere, and the first problem if any.
+
+    >>> import tempfile
+    >>> from hushgrad.budget import Ledger
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = Ledger.create(f"{folder}/budget.db").verify()
+    >>> found.ok, found.rows
+    (True, 1)
+    """
 
     ok: bool
     rows: int

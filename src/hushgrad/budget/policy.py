@@ -129,6 +129,12 @@ def read_policy(path: str | Path | None = None) -> Policy | None:
     Args:
         path: of the file. Its keys are the fields of :class:`Policy`.
 
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+    ...     print("max_epsilon = 3.0", file=file, flush=True)
+    ...     read_policy(file.name).max_epsilon
+    3.0
+
     Raises:
         ArgumentError: where it cannot be read or has an unknown key. A policy that is not understood allows nothing.
     """

@@ -107,6 +107,16 @@ class Reservation(_Account):
     | ``"committed"`` | finished; charged for what it did |
     | ``"settled"`` | it ended early; charged for the steps that it may have taken |
     | ``"cancelled"`` | it never began; charged for nothing |
+
+        >>> import tempfile
+        >>> from hushgrad.budget import Ledger
+        >>> from hushgrad.events import Gaussian
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = Ledger.create(f"{folder}/budget.db")
+        ...     _ = ledger.add("people", epsilon=3.0, delta=1e-6)
+        ...     mine = ledger.reserve("people", Gaussian(4.0), run="first")
+        ...     mine.state, mine.charged == mine.reserved
+        ('begun', True)
     """
 
     id: str
@@ -135,6 +145,16 @@ class Status(_Account):
     ``epsilon`` is the composed epsilon of all charges at the budget's delta; under a filter it is the used share of the
     budget's epsilon, and under ``"adaptive"`` the larger of the two.
     Under ``"pld"`` any ``left``-DP run still fits, and often a costlier one: epsilons do not simply add up.
+
+        >>> import tempfile
+        >>> from hushgrad.budget import Ledger
+        >>> from hushgrad.events import Gaussian
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = Ledger.create(f"{folder}/budget.db")
+        ...     _ = ledger.add("people", epsilon=3.0, delta=1e-6)
+        ...     _ = ledger.reserve("people", Gaussian(4.0), run="first")
+        ...     print(f"{ledger.status('people').epsilon:.3f}")
+        1.061
     """
 
     dataset: Dataset

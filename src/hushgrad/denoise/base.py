@@ -71,6 +71,10 @@ class Denoiser(Value, family="denoiser"):
     combined: its sensitivity is still one clip norm, which is adaptive composition as in plain DP-SGD. One that ``rescales`` chooses
     the scale in which the next query is clipped, from the same values: clip_C(s ⊙ g_i) has norm at most C whatever s is, and the noise
     is added to a sum of these, so again nothing changes.
+
+        >>> from hushgrad.denoise import Laplacian
+        >>> Laplacian(1.0)
+        Laplacian(sigma=1.0, scope='tensor', boundary='periodic', grid=None, skip_1d=True)
     """
 
     @classmethod

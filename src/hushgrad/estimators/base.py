@@ -20,6 +20,13 @@ class DPEstimator(BaseEstimator):
 
     **Formal guarantee.** A fitted estimator, whether printed, pickled or read attribute by attribute, reveals its arguments and what
     ``released`` lists, and nothing else. Conformance tests check this for every estimator.
+
+        >>> import numpy as np
+        >>> from hushgrad.estimators import DPLogisticRegression
+        >>> x = np.random.default_rng(0).normal(size=(200, 2)) / 10
+        >>> fitted = DPLogisticRegression(epsilon=1.0, delta=1e-6, data_norm=1.0).fit(x, x[:, 0] > 0)
+        >>> fitted.coef_.shape, sorted(fitted.released)
+        ((1, 2), ['classes_', 'coef_', 'guarantee_', 'intercept_', 'l2_', 'n_features_in_', 'n_iter_', 'noise_scale_'])
     """
 
     papers: ClassVar[tuple[Paper, ...]] = ()

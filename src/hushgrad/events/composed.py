@@ -20,6 +20,11 @@ class Event(Value, family="event"):
     ``event * n`` repeats it adaptively, ``a + b`` composes, ``event.sampled(rate=q)`` runs it on a Poisson sample. The event states what
     theorems about sampling need: ``absent``, ``answers``, ``single_answers`` (one answer for each record), and ``stated``: its guarantee
     is stated for the relation in question, and implies nothing about other relations.
+
+        >>> from hushgrad.events import Gaussian
+        >>> training = 1000 * Gaussian(1.1).sampled(rate=0.01)
+        >>> print(training + Gaussian(20.0))
+        1000 x Poisson(0.01) Gaussian(1.1) + Gaussian(20)
     """
 
     absent = Absent.UNKNOWN
@@ -81,6 +86,10 @@ class Sampled(Event):
 
     One ``Sampled`` is one step for ``Poisson``, ``TruncatedPoisson`` and ``FixedSize``; one whole cycle of ``period`` steps
     for ``CyclicPoisson``; and the whole run for ``BallsInBins``, ``MinSep`` and ``Once``, whose steps are not independent.
+
+        >>> from hushgrad.events import Gaussian, Poisson
+        >>> Gaussian(1.0).sampled(rate=0.01) == Sampled(Poisson(0.01), Gaussian(1.0))
+        True
     """
 
     how: Participation
@@ -98,7 +107,12 @@ class Sampled(Event):
 
 @dataclass(frozen=True)
 class Repeat(Event):
-    """``of`` run ``times`` times, each run free to depend on the outputs before it (adaptive composition)."""
+    """``of`` run ``times`` times, each run free to depend on the outputs before it (adaptive composition).
+
+    >>> from hushgrad.events import Gaussian
+    >>> 10 * Gaussian(1.0) == Repeat(Gaussian(1.0), 10)
+    True
+    """
 
     of: Event
     times: int
@@ -117,7 +131,12 @@ class Repeat(Event):
 
 @dataclass(frozen=True)
 class Compose(Event):
-    """Several events on the same data, adaptively. ``Compose(())`` is doing nothing."""
+    """Several events on the same data, adaptively. ``Compose(())`` is doing nothing.
+
+    >>> from hushgrad.events import Gaussian, Laplace
+    >>> Gaussian(1.0) + Laplace(2.0) == Compose([Gaussian(1.0), Laplace(2.0)])
+    True
+    """
 
     events: tuple[Event, ...]
 
@@ -137,6 +156,10 @@ class OneOf(Event):
     """One of ``events``, chosen at random or by earlier releases, never by the data; whether the choice is published does not matter.
 
     Equal alternatives count once.
+
+        >>> from hushgrad.events import Gaussian
+        >>> print(OneOf([Gaussian(1.0), Gaussian(2.0)]))
+        one of (Gaussian(1), Gaussian(2))
     """
 
     events: tuple[Event, ...]
@@ -169,6 +192,11 @@ class RepeatAndSelect(Event):
 
     K has mean ``mean`` and is Poisson for ``shape`` = inf, else truncated negative binomial with that shape (1: geometric,
     0: logarithmic). Papernot and Steinke 2022, theorems 2 and 6.
+
+        >>> from hushgrad import epsilon
+        >>> from hushgrad.events import Gaussian
+        >>> print(f"{epsilon(RepeatAndSelect(of=Gaussian(10.0), mean=5.0), delta=1e-5, accountant='rdp'):.3f}")
+        0.763
     """
 
     papers = (
@@ -198,12 +226,22 @@ class RepeatAndSelect(Event):
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """Something without any privacy: epsilon is infinite."""
+    """Something without any privacy: epsilon is infinite.
+
+    >>> from hushgrad import epsilon
+    >>> epsilon(NonPrivate(), delta=1e-5)
+    inf
+    """
 
 
 @dataclass(frozen=True)
 class Unanalysed(Event):
-    """Something for which no analysis is known, and ``why``: epsilon is infinite until somebody proves better."""
+    """Something for which no analysis is known, and ``why``: epsilon is infinite until somebody proves better.
+
+    >>> from hushgrad import epsilon
+    >>> epsilon(Unanalysed("the largest loss of each step was printed"), delta=1e-5)
+    inf
+    """
 
     why: str
 

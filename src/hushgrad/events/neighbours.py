@@ -15,6 +15,11 @@ class Relation(enum.Enum):
     | ``ADD_REMOVE`` | one record is added or removed | 1 |
     | ``REPLACE_ONE`` | one record is replaced by any other; the size is public | 2 |
     | ``ZERO_OUT`` | one record is replaced by a null record that contributes 0; the size is public | 1 |
+
+        >>> Relation.of("replace_one")
+        <Relation.REPLACE_ONE: 'replace_one'>
+        >>> print(Relation.REPLACE_ONE, Relation.REPLACE_ONE.contributions)
+        replace one 2
     """
 
     ADD_REMOVE = "add_remove"
@@ -44,6 +49,10 @@ class Absent(enum.Enum):
     |---|---|
     | ``NOTHING`` | as if it contributed 0: the output's distribution is the same without it. Noise added to a sum is like that |
     | ``UNKNOWN`` | its place may be visible: a mechanism may print how many records it was given |
+
+        >>> from hushgrad.events import Gaussian, PureDP
+        >>> Gaussian(1.0).absent, PureDP(1.0).absent, PureDP(1.0, absent="nothing").absent
+        (<Absent.NOTHING: 'nothing'>, <Absent.UNKNOWN: 'unknown'>, <Absent.NOTHING: 'nothing'>)
     """
 
     NOTHING = "nothing"
@@ -58,6 +67,10 @@ class Answers(enum.Enum):
     | ``ANONYMOUS`` | a function of the records as a set: a name, where there is one, is part of the record |
     | ``NAMED`` | each answer stands beside its record's name, which is public |
     | ``UNKNOWN`` | nobody said; then the worse of the two is assumed |
+
+        >>> from hushgrad.events import Gaussian, RandomizedResponse
+        >>> Gaussian(1.0).answers, RandomizedResponse(0.5).answers, RandomizedResponse(0.5, answers="named").answers
+        (<Answers.ANONYMOUS: 'anonymous'>, <Answers.UNKNOWN: 'unknown'>, <Answers.NAMED: 'named'>)
     """
 
     ANONYMOUS = "anonymous"

@@ -13,6 +13,10 @@ class Participation(Value, family="participation"):
     """In which steps a record may take part. The sampler promises it; the mechanism's theorem relies on it.
 
     ``drawn``: participation is random and identically distributed for all records, or all take part; else it depends on the record.
+
+        >>> from hushgrad.events import FixedSize, MinSep, Poisson
+        >>> [how.drawn for how in (Poisson(0.01), FixedSize(dataset_size=100, size=1), MinSep(gap=10, times=3))]
+        [True, True, False]
     """
 
     drawn = True
@@ -33,7 +37,13 @@ class Participation(Value, family="participation"):
 
 @dataclass(frozen=True)
 class Poisson(Participation):
-    """In each step every record takes part independently with probability ``rate``."""
+    """In each step every record takes part independently with probability ``rate``.
+
+    >>> from hushgrad import epsilon
+    >>> from hushgrad.events import Gaussian, Sampled
+    >>> [f"{epsilon(event, delta=1e-6):.3f}" for event in (Sampled(Poisson(0.01), Gaussian(1.0)), Gaussian(1.0))]
+    ['0.364', '4.887']
+    """
 
     rate: float
     expected = _check.each(rate=_check.rate)
@@ -45,6 +55,10 @@ class TruncatedPoisson(Participation):
 
     The batch then has a fixed physical size at most; records compete, which the accounting has to pay for.
     ``dataset_size`` is public under this participation; under add/remove a neighbour has one record more or less.
+
+        >>> from hushgrad.events import Gaussian, Sampled
+        >>> print(Sampled(TruncatedPoisson(rate=0.01, dataset_size=1000, size=30), Gaussian(1.0)))
+        TruncatedPoisson(0.01, 1000, 30) Gaussian(1)
     """
 
     rate: float
@@ -59,7 +73,12 @@ class TruncatedPoisson(Participation):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSize(Participation):
-    """In each step a uniformly random subset of exactly ``size`` of the ``dataset_size`` records (no replacement)."""
+    """In each step a uniformly random subset of exactly ``size`` of the ``dataset_size`` records (no replacement).
+
+    >>> half = FixedSize(dataset_size=100, size=50)
+    >>> half.rate, half.counted, half.drawn_number
+    (0.5, 100, 50)
+    """
 
     dataset_size: int
     size: int
@@ -90,6 +109,10 @@ class CyclicPoisson(Participation):
     """Records are split once into ``period`` groups; step t takes a Poisson sample at ``rate`` of group t mod period.
 
     A record's possible steps are thus ``period`` apart, which is what amplifies banded mechanisms.
+
+        >>> from hushgrad.events import Gaussian, Sampled
+        >>> print(Sampled(CyclicPoisson(period=4, rate=0.1), Gaussian(1.0)))
+        CyclicPoisson(4, 0.1) Gaussian(1)
     """
 
     drawn = False
@@ -101,7 +124,11 @@ class CyclicPoisson(Participation):
 
 @dataclass(frozen=True, kw_only=True)
 class MinSep(Participation):
-    """At most ``times`` participations of one record, any two of them at least ``gap`` steps apart; no randomness."""
+    """At most ``times`` participations of one record, any two of them at least ``gap`` steps apart; no randomness.
+
+    >>> MinSep(gap=100, times=10).drawn
+    False
+    """
 
     drawn = False
 
@@ -112,7 +139,12 @@ class MinSep(Participation):
 
 @dataclass(frozen=True, kw_only=True)
 class BallsInBins(Participation):
-    """Each record is thrown into one of ``bins`` batches, uniformly: once for all ``epochs`` passes, or anew (``fresh``) for each."""
+    """Each record is thrown into one of ``bins`` batches, uniformly: once for all ``epochs`` passes, or anew (``fresh``) for each.
+
+    >>> from hushgrad.events import Gaussian, Sampled
+    >>> print(Sampled(BallsInBins(bins=100, epochs=3), Gaussian(1.0)))
+    BallsInBins(100, 3) Gaussian(1)
+    """
 
     bins: int
     epochs: int = 1
@@ -122,11 +154,20 @@ class BallsInBins(Participation):
 
 @dataclass(frozen=True)
 class Once(Participation):
-    """Each record takes part in at most one step; no randomness."""
+    """Each record takes part in at most one step; no randomness.
+
+    >>> Once().drawn
+    False
+    """
 
     drawn = False
 
 
 @dataclass(frozen=True)
 class Everyone(Participation):
-    """Every record takes part in every step (full batch)."""
+    """Every record takes part in every step (full batch).
+
+    >>> from hushgrad.events import Gaussian, Sampled
+    >>> print(Sampled(Everyone(), Gaussian(1.0)))
+    Everyone() Gaussian(1)
+    """

@@ -33,6 +33,11 @@ class Candidate:
     | ``state`` | numbers of noise state per model parameter |
     | ``state_bytes`` | the same in bytes, if the number of parameters is known |
     | ``work`` | rows of noise drawn or combined in an average step; 1 for independent noise |
+
+        >>> from hushgrad.planner import compare
+        >>> best, *others = compare(epsilon=8.0, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
+        >>> best.relative, all(other.relative >= 1 for other in others)
+        (1.0, True)
     """
 
     name: str
@@ -57,7 +62,13 @@ class Candidate:
 
 
 class Comparison(list[Candidate]):
-    """Candidates, best first; ``dropped`` says which mechanisms were left out, and why."""
+    """Candidates, best first; ``dropped`` says which mechanisms were left out, and why.
+
+    >>> from hushgrad.planner import compare
+    >>> found = compare(epsilon=8.0, delta=1e-6, dataset_size=2000, batch_size=100, epochs=5)
+    >>> found[0].name
+    'BLT(2)'
+    """
 
     def __init__(self, question: Question, candidates: Iterable[Candidate], dropped: Iterable[Skipped]) -> None:
         super().__init__(candidates)

@@ -67,7 +67,13 @@ LAW = Law(floor=0.4644, size=(0.2422, 0.6103), steps=(1.215, 0.2729), noise=(6.4
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A way to spend the compute: model size, batch size and steps, the noise that the privacy budget needs, and the predicted loss."""
+    """A way to spend the compute: model size, batch size and steps, the noise that the privacy budget needs, and the predicted loss.
+
+    >>> from hushgrad.planner import allocations
+    >>> best = allocations(compute=3.8e20, epsilon=4, delta=1e-8, dataset_size=10**7, exact=1)[0]
+    >>> best.batch_size * best.steps > 10**7
+    True
+    """
 
     parameters: float
     batch_size: int

@@ -66,6 +66,12 @@ def new_signing_key(path: str | Path) -> str:
 
     Returns:
         The fingerprint by which others know the key.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fingerprint = new_signing_key(f"{folder}/mine")
+    ...     sorted(os.listdir(folder))
+    ['mine', 'mine.pub']
     """
     key, path = Ed25519PrivateKey.generate(), Path(path)
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

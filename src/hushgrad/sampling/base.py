@@ -23,6 +23,14 @@ class Sampler(Value, family="sampler"):
 
     A subclass is a frozen dataclass with a field ``steps`` and two methods: what it promises (:meth:`participation`) and how
     it draws batches (:meth:`dealer`). ``hushgrad.testing.check_sampler`` tests the second against the first.
+
+        >>> import numpy as np
+        >>> from hushgrad.sampling import RoundRobin
+        >>> sampler = RoundRobin(batch_size=2, dataset_size=6, epochs=1)
+        >>> print(sampler.participation(), sampler.steps)
+        MinSep(3, 1) 3
+        >>> sorted(np.concatenate(list(sampler.batches(6, np.random.default_rng(1)))).tolist())
+        [0, 1, 2, 3, 4, 5]
     """
 
     steps: int

@@ -29,6 +29,10 @@ class CyclicPoisson(Sampler):
     **Formal guarantee.** A record can take part only in the steps t = g, g + period, g + 2 period, ... of its own group g, in
     each independently with probability ``rate``. The expected batch is rate x n / period records.
 
+        >>> sampler = CyclicPoisson(period=2, rate=0.5, steps=4)
+        >>> [batch.tolist() for batch in sampler.batches(6, np.random.default_rng(1))]
+        [[0, 5], [1], [0, 2, 4], []]
+
     Reference: Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", algorithm 2 and theorem 4.
     """
 

@@ -13,7 +13,12 @@ from hushgrad.sampling.draws import Draws
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatch(Sampler):
-    """Every record takes part in every step; no randomness, no amplification."""
+    """Every record takes part in every step; no randomness, no amplification.
+
+    >>> import numpy as np
+    >>> [batch.tolist() for batch in FullBatch(steps=2).batches(3, np.random.default_rng(1))]
+    [[0, 1, 2], [0, 1, 2]]
+    """
 
     papers = (_papers.BASSILY_2014_PRIVATE,)
 

@@ -52,6 +52,10 @@ class TruncatedPoisson(Sampler):
 
     The physical batch then never exceeds ``size``. Records compete for places, so another record's presence matters, and the
     accountant has to pay for it: ``dataset_size`` is public here, and another number of records is refused.
+
+        >>> sampler = TruncatedPoisson(rate=0.5, size=2, dataset_size=6, steps=3)
+        >>> [batch.tolist() for batch in sampler.batches(6, np.random.default_rng(1))]
+        [[0, 1], [1, 5], [1, 2]]
     """
 
     papers = (

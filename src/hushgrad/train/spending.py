@@ -27,6 +27,14 @@ def guarantee_of(
         reproducible: whether the noise came from a seed, which the guarantee then says.
         accountant: the accountant that computes epsilon.
         notes: further sentences for the guarantee.
+
+    >>> from hushgrad.events import Gaussian
+    >>> from hushgrad.train import Plan
+    >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=64, dataset_size=1000, steps=10)
+    >>> ledger = Ledger()
+    >>> ledger.record(Gaussian(4.0))
+    >>> print(f"{guarantee_of(ledger, plan).epsilon:.3f}")
+    0.926
     """
     event = ledger.event()
     notes = ((_SEEDED,) if reproducible else ()) + ((_CERTIFIED,) if plan.certified else ()) + notes

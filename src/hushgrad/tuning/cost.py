@@ -71,7 +71,14 @@ class Stopping(_Tuning):
 
 @dataclass(frozen=True, kw_only=True)
 class TuningCost(_Tuning):
-    """Two epsilons at one delta: ``naive`` counts the winner's training only, ``epsilon`` the whole search. Claim the second."""
+    """Two epsilons at one delta: ``naive`` counts the winner's training only, ``epsilon`` the whole search. Claim the second.
+
+    >>> from hushgrad.events import Gaussian
+    >>> from hushgrad.tuning import Stopping, tuning_cost
+    >>> cost = tuning_cost(Gaussian(5.0), delta=1e-5, stopping=Stopping(mean=10.0))
+    >>> cost.naive < cost.epsilon
+    True
+    """
 
     naive: float
     epsilon: float

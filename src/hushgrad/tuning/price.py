@@ -94,6 +94,13 @@ def priced(recipe: Recipe, *, settings: Settings | None = None, data: Data | Non
         settings: that table, checked.
         data: what the recipe names, if it was read already.
 
+    >>> from hushgrad.recipes import Recipe
+    >>> plan = {"noise_multiplier": 2.0, "delta": 1e-5, "batch_size": 64, "steps": 10}
+    >>> tables = {"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": plan}
+    >>> found = priced(Recipe.from_tables({**tables, "tune": {"over": {"optimizer.lr": [0.1, 0.3]}, "mean": 5.0}}))
+    >>> len(found.plans), found.cost.naive < found.cost.epsilon
+    (2, True)
+
     Raises:
         ArgumentError: where candidates differ in what they promise.
     """

@@ -31,6 +31,11 @@ class Settings:
     | ``metric`` | ``"accuracy"`` or, on public data only, ``"loss"`` |
     | ``score_noise`` | noise multiplier of the private score: a Gaussian on the number of hits |
     | ``holdout`` | the probability with which a record is held out for a private score |
+
+        >>> from hushgrad.tuning import Stopping
+        >>> settings = Settings(over={"optimizer.lr": (0.1, 0.3)}, stopping=Stopping(mean=5.0))
+        >>> settings.score, settings.metric
+        ('public', 'accuracy')
     """
 
     over: Mapping[str, tuple[Any, ...]]
@@ -53,6 +58,12 @@ def settings_of(recipe: Recipe, *, over: Iterable[str] = (), changes: Mapping[st
         recipe: whose table ``[tune]`` is read.
         over: more values to try.
         changes: keys of the table that are replaced.
+
+    >>> from hushgrad.recipes import Recipe
+    >>> plan = {"epsilon": 3.0, "delta": 1e-5, "batch_size": 64, "epochs": 1}
+    >>> recipe = Recipe.from_tables({"model": {"name": "logistic"}, "data": {"name": "digits"}, "plan": plan})
+    >>> settings_of(recipe, over=["optimizer.lr=0.1,0.3"]).over
+    {'optimizer.lr': (0.1, 0.3)}
 
     Raises:
         ArgumentError: for anything that is not understood, before anything is trained.

@@ -10,7 +10,11 @@ from hushgrad._value import Value
 
 
 class Average(Value, family="average"):
-    """A frozen, public rule for averaging the parameters of successive steps."""
+    """A frozen, public rule for averaging the parameters of successive steps.
+
+    >>> Average.of("ema")
+    EMA(decay=0.999)
+    """
 
     @abstractmethod
     def weight(self, step: int, steps: int) -> float:
@@ -84,6 +88,9 @@ class Tail(Average):
 @dataclass(frozen=True)
 class EMA(Average):
     r"""m_t = decay_t m_{t-1} + (1 - decay_t) w_t with decay_t = min(``decay``, (1+t)/(10+t)): short memory at first.
+
+        >>> [round(EMA(0.999).weight(t, 4), 3) for t in range(4)]
+        [1.0, 0.818, 0.75, 0.692]
 
     Reference: De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", section 3.
     """

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 class Projection(Value, family="projection"):
-    """A frozen, public convex set and the Euclidean projection onto it, over all trainable parameters together."""
+    """A frozen, public convex set and the Euclidean projection onto it, over all trainable parameters together.
+
+    >>> import torch
+    >>> from hushgrad.train import Ball
+    >>> w = torch.tensor([3.0, 4.0])
+    >>> Ball(1.0).project_([w])
+    >>> w
+    tensor([0.6000, 0.8000])
+    """
 
     @property
     def needs_all_tensors(self) -> bool:
