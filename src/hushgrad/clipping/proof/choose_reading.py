@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.layout import Kind, Layout
+from hushgrad.clipping.proof.flat_rows import Piece, evenly
 from hushgrad.clipping.proof.inputs import Reading, leaves, readings
 from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
 from hushgrad.clipping.runs import UNCALLABLE
@@ -81,22 +82,28 @@ def _fitting(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int
         if first is None or _elsewhere(first.layouts, reading.layouts):
             some = run_some(stage, reading, inputs, which, examples)
             layouts = None if some is None else _exits(stage, reading, inputs, whole, some, which, examples)
-            if layouts is not None and _takes_halves(stage, reading, inputs, examples):
+            flat = reading.flat(inputs, examples)
+            # A list of as many links is no list of rows.
+            if layouts is not None and (
+                flat is None or any(_takes(stage, reading, inputs, m) for m in (flat.halves(), flat.longer()))
+            ):
+                empty = flat is not None and 0 in flat.counts
                 small = first is None and examples >= MUCH_LARGER * len(which)
                 first = first or reading
-                yield _Fit(reading, layouts, some if small else None)
+                even = evenly(leaves(inputs), reading.layouts, examples)
+                yield _Fit(reading._replace(empty=empty, even=even), layouts, some if small else None)
             del some  # frees its graph
 
 
-def _takes_halves(stage: Stage, reading: Reading, inputs: Any, examples: int) -> bool:
-    """Whether the model takes examples with fewer rows, where all are in one list: a list of as many links is no list of rows."""
-    flat = reading.flat(inputs, examples)
-    if flat is None:
-        return True
+def _takes(stage: Stage, reading: Reading, inputs: Any, pieces: list[list[Piece]]) -> bool:
+    """Whether the model takes examples with other numbers of rows, where all are in one list, and returns as much for each."""
+    flat = reading.flat(inputs, len(pieces))
+    if flat is None or pieces == flat.every(range(len(pieces))):
+        return False
     try:
         with torch.no_grad(), stage.paused():
-            stage.alone(reading.joined(inputs, flat.halves(), examples))
-    except UNCALLABLE:
+            stage.alone(reading.joined(inputs, pieces, len(pieces)))
+    except (*UNCALLABLE, LookupError):  # outputs that are padded to the longest example cannot be opened
         return False
     return True
 
@@ -109,7 +116,11 @@ def _exits(
     if found is None:
         with torch.enable_grad(), stage.paused():
             found = exits_in(stage.alone(inputs)[0], some, which, examples)
-    chance = reading.uneven and any(y is not None and y.kind is not Kind.DIM for y in found or ())  # as many rows each, this time
+    told = reading.uneven or (
+        stage.opening is not None and any(way is not None and way.form != "padded" for way in stage.opening.ways)
+    )
+    layouts = [*(found or ()), *(reading.layouts if told else ())]
+    chance = told and any(isinstance(one, Layout) and one.kind is not Kind.DIM for one in layouts)  # as many rows each, this time
     return None if chance else found
 
 

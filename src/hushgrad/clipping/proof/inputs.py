@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from hushgrad.clipping.layout import Kind, Layout
-from hushgrad.clipping.proof.flat_rows import FLAT, Flat, Piece, flat_kinds, is_counts, is_whose
+from hushgrad.clipping.proof.flat_rows import FLAT, TELLERS, Even, Flat, Piece, counted, flat_kinds, possible, tell
 from hushgrad.clipping.thresholds import MOST_READINGS
 
 Packed = tuple[Any, Any]  # (args, kwargs)
@@ -23,12 +23,16 @@ Change = Callable[[Tensor, Tensor], Tensor]  # (one example's rows, all rows) ->
 
 
 class Reading(NamedTuple):
-    """For each input tensor, in order: its layout; None if all examples share it; "packed"; "bag", the (ids, offsets) of bags; or one of
+    """For each input tensor, in order: its layout; None if all examples share it; "packed"; or one of
     :data:`~hushgrad.clipping.proof.flat_rows.FLAT`. ``counted``: a whole number that is the number of examples is it by no chance.
+    ``empty``: where rows are in one list, the model takes examples without any. ``even``: inputs that tell of each example as many rows as
+    its layout says, as long as they do so (see :func:`~hushgrad.clipping.proof.flat_rows.evenly`).
     """
 
     layouts: tuple[Any, ...]
     counted: bool = False
+    empty: bool = False
+    even: tuple[Even, ...] = ()
 
     def only(self, inputs: Packed, which: Tensor, examples: int) -> Any:
         """The inputs of these examples alone; an example may be repeated."""
@@ -36,9 +40,6 @@ class Reading(NamedTuple):
         flat = Flat.of(tensors, self.layouts, examples)
         if flat is not None:
             return self.joined(inputs, flat.every(which.tolist()), examples)
-        ids, offsets = (
-            next((t for t, kind in zip(tensors, self.layouts, strict=True) if kind == word), None) for word in ("bag", "offsets")
-        )
         rest = iter(zip(tensors, self.layouts, strict=True))
 
         def pick(_: Any) -> Any:
@@ -47,8 +48,6 @@ class Reading(NamedTuple):
                 return value
             if layout == "packed":
                 return _packed(value, which)
-            if layout in ("bag", "offsets"):
-                return _bags(ids, offsets, which, examples)[layout == "offsets"]
             return layout.only(value, which, examples)
 
         return mapped(inputs, pick)
@@ -88,7 +87,16 @@ class Reading(NamedTuple):
     def tells_nothing(self, inputs: Packed, examples: int) -> bool:
         """Whether a layout of these inputs' rows may be chance: all examples' are in one list, or there are as many as examples."""
         pairs = zip(leaves(inputs), self.layouts, strict=True)
-        return any(kind in FLAT or (kind in ("packed", "bag") and len(data_of(t)) == examples) for t, kind in pairs)
+        return any(kind in FLAT or (kind == "packed" and len(data_of(t)) == examples) for t, kind in pairs)
+
+    def tells(self, tensors: list[Any], examples: int) -> bool:
+        """Whether these inputs tell whose each row is, as the proved ones did, where the rows of all examples may be in one list."""
+        if any(
+            len(tensors) <= k or counted(tensors[k], kind, examples, c * examples) != [c] * examples for k, kind, c in self.even
+        ):
+            return False
+        flat = any(kind in TELLERS for kind in self.layouts)
+        return not flat or (len(tensors) == len(self.layouts) and tell(tensors, self.layouts, examples, empty=self.empty))
 
     def layouts_alike(self, other: Reading) -> bool:
         """Whether two readings are equal except for sizes."""
@@ -159,15 +167,6 @@ def _changed_rows(every: Tensor, changes: Mapping[int, Change], numbers: Tensor,
     return moved
 
 
-def _bags(ids: Any, offsets: Any, which: Tensor, examples: int) -> tuple[Tensor, Tensor]:
-    """Some of the bags in flat ids, and their offsets; an offset beyond the last bag stays."""
-    starts = offsets[:examples]
-    ends = torch.cat([starts[1:], starts.new_tensor([len(ids)])])
-    places = [torch.arange(int(starts[i]), int(ends[i]), device=ids.device) for i in which]
-    begin = torch.cat([starts.new_zeros(1), (ends - starts)[which].cumsum(0)])
-    return ids[torch.cat(places)], begin[: len(which) + (len(offsets) > examples)].to(offsets.dtype)
-
-
 def readings(inputs: Packed, examples: int) -> Iterator[Reading]:
     """A few hypotheses, the likely ones first."""
     tensors = leaves(inputs)
@@ -178,9 +177,6 @@ def readings(inputs: Packed, examples: int) -> Iterator[Reading]:
 def _in_order(tensors: list[Any], options: list[list[Any]], examples: int) -> Iterator[Reading]:
     usual = tuple(o[0] for o in options)
     yield Reading(usual)
-    bags = _bag_reading(tensors, usual, examples)
-    if bags is not None:
-        yield bags
     for kinds in flat_kinds(tensors, usual, examples):
         yield from (Reading(kinds, counted=True), Reading(kinds))
     later = [k for k, o in enumerate(options) if k and o[0] is not None]
@@ -189,20 +185,10 @@ def _in_order(tensors: list[Any], options: list[list[Any]], examples: int) -> It
     for k in reversed(range(len(options))):
         for other in options[k][1:]:
             yield Reading((*usual[:k], other, *usual[k + 1 :]))
-    turned = tuple(next((v for v in o if v is not None and v != o[0]), o[0]) for o in options)
-    if turned != usual:
-        yield Reading(turned)
-
-
-def _bag_reading(tensors: list[Any], usual: tuple[Any, ...], examples: int) -> Reading | None:
-    """The reading of (ids, offsets): flat ids, and where each example's ids begin."""
-    for k, t in enumerate(tensors):
-        flat = isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point() and len(t) in (examples, examples + 1)
-        if flat and k and len(t) and int(t[0]) == 0 and bool((t[1:] >= t[:-1]).all()):
-            ids = tensors[k - 1]
-            if isinstance(ids, Tensor) and ids.dim() == 1 and int(t[-1]) <= len(ids):
-                return Reading((*usual[: k - 1], "bag", "offsets", *usual[k + 1 :]))
-    return None
+    for kind in (Kind.DIM, Kind.MAJOR, Kind.MINOR):  # all at once, wherever that is possible
+        turned = tuple(next((v for v in o if v not in (None, o[0]) and v.kind is kind), None) or o[0] for o in options)
+        if turned != usual:
+            yield Reading(turned)
 
 
 def _options(value: Any, examples: int) -> list[Any]:
@@ -219,18 +205,13 @@ def _options(value: Any, examples: int) -> list[Any]:
 
 
 def examples_of(inputs: Packed) -> list[int]:
-    """Possible numbers of examples if none is declared: the first or second dimension of the first tensor, or the number of bags."""
+    """Possible numbers of examples if none is declared: the first or second dimension of the first tensor, or as its rows are told."""
     tensors = leaves(inputs)
     for value in tensors:
         if isinstance(value, PackedSequence):
             return [int(value.batch_sizes[0])]
         if value.dim():
-            flat = value.dim() == 1 and not value.is_floating_point()
-            bags = [len(t) for t in tensors if flat and isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point()]
-            counts = [n for n in bags if _bag_reading(tensors, (None,) * len(tensors), n) is not None]
-            counts += [int(t[-1]) + 1 for t in tensors if is_whose(t)]
-            counts += [len(t) for t in tensors[1:] if is_counts(t, len(t)) and int(t.sum()) == len(value)]
-            return list(dict.fromkeys([*value.shape[:2], *counts]))
+            return list(dict.fromkeys([*value.shape[:2], *possible(tensors, value)]))
     return []
 
 

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping.layout import FIRST, Kind, Layout
 from hushgrad.clipping.proof.call_trace import CallTrace, KnownTraces, joined
+from hushgrad.clipping.proof.flat_rows import TELLERS
 from hushgrad.clipping.proof.graph import Frontier
 from hushgrad.clipping.proof.inputs import Reading
 from hushgrad.clipping.proof.row_moves import Move
@@ -108,15 +109,17 @@ class Structure(NamedTuple):
         for t, layout in zip(tensors, self.reading.layouts, strict=True):
             if layout == "packed":
                 return int(t.batch_sizes[0]) if isinstance(t, PackedSequence) else None
-            if layout == "whose":
-                return int(t[-1]) + 1 if isinstance(t, Tensor) and len(t) else None
+            if layout in TELLERS:
+                own = isinstance(t, Tensor) and t.dim() == 1 and len(t)
+                return (int(t[-1]) + 1 if layout == "whose" else len(t) - (layout == "bounds")) if own else None
             if isinstance(layout, Layout) and isinstance(t, Tensor) and t.dim() > layout.dim:
                 return int(t.shape[layout.dim] // layout.factor)
         return None
 
     def fits(self, tensors: list[Any], examples: int) -> bool:
         """Whether these inputs hold so many examples, and have the sizes of the proved ones."""
-        return examples <= self.most and sizes_of(tensors, self.reading, examples) == self.sizes
+        alike = examples <= self.most and sizes_of(tensors, self.reading, examples) == self.sizes
+        return alike and self.reading.tells(tensors, examples)
 
     def matches(self, calls: Sequence[Call], examples: int) -> bool:
         """Whether these are the proved calls, with the same internal sizes."""
@@ -172,7 +175,7 @@ def sizes_of(tensors: list[Any], reading: Reading, examples: int) -> tuple[Any, 
     made: list[Any] = []
     for t, layout in zip(tensors, reading.layouts, strict=True):
         if isinstance(t, PackedSequence) or isinstance(layout, str):
-            made.append(("rows",))
+            made.append(("rows", *(t.shape[1:] if layout in ("row", "link") else ())))
         elif layout is None:
             made.append(tuple(t.shape))
         elif layout.kind is Kind.DIM:  # nearly always: without further calls
@@ -260,7 +263,7 @@ class Known:
     def read_as(self, key: Any, tensors: list[Any], expected: int | None) -> list[tuple[int, list[Structure]]]:
         """How many examples these inputs may hold (``expected`` if announced), with the candidates for each number.
 
-        The answer depends only on the key and the sizes of tensors.
+        The answer depends only on the key and the sizes of tensors, but where these tell whose the rows of a list are.
         """
         proved, answer = self._proved.get(key, ()), []
         for n in [expected] if expected is not None else dict.fromkeys([s.examples(tensors) for s in proved]):
@@ -268,10 +271,10 @@ class Known:
                 continue
             found: list[Structure] = []
             for s in proved if n != 1 else ():
-                if n <= s.most and sizes_of(tensors, s.reading, n) == s.sizes:
+                if s.fits(tensors, n):
                     found.append(s)
             answer.append((n, found if found or n == 1 or len(proved) < PROVED_LENGTHS else self._concluded(key, tensors, n)))
-        plain = {*map(type, tensors)} == _TENSORS
+        plain = {*map(type, tensors)} == _TENSORS and not any(s.reading.uneven or s.reading.even for s in proved)
         self.asked, self.answer = (key, expected, [*map(_shape, tensors)]) if plain else None, answer
         return answer
 

@@ -17,6 +17,7 @@ from hushgrad.clipping.proof.fixed_randomness import ALMOST_ONE, Draws, FixedRan
 from hushgrad.clipping.proof.influence import swayed
 from hushgrad.clipping.proof.input_variants import finite, has_shared_infinities, jittered, shuffled, tamed
 from hushgrad.clipping.proof.inputs import data_of, leaves, readings
+from hushgrad.clipping.proof.other_rows import takes_empty
 from hushgrad.clipping.proof.prove import prove
 from hushgrad.clipping.proof.refusals import Failure, Refusals
 from hushgrad.clipping.proof.seal import Broken, broken
@@ -166,10 +167,22 @@ class Trials(Refusals):
             return self._tried_so(inputs, B, known, [])
         if found is None or problem is not None:
             return Failure(problem, None, frozenset(quiet.drawn))
+        found = self._with_empty(found[0], inputs, B), found[1]
         self._attributes.meet(quiet.met)
         structure = found[0] if found[1] else self._with_order(found[0], inputs, B)
         traces = after_all(structure.traces, self.traces) if self._seal else None
         return structure._replace(traces=traces, dispatched=traces is not None and traces.dispatched)
+
+    def _with_empty(self, structure: Structure, inputs: Any, B: int) -> Structure:
+        """The structure of later batches with examples without rows, too, where all rows are in one list and the model takes these."""
+        reading, seen = structure.reading, len(self.traces)
+        if reading.empty or not self._seal or reading.flat(inputs, B) is None:
+            return structure
+        with self._proving(FixedRandomness()):
+            empty = takes_empty(self, structure, inputs, B, self._lot)
+        if not empty:
+            del self.traces[seen:]
+        return structure._replace(reading=reading._replace(empty=empty))
 
     def _with_order(self, structure: Structure, inputs: Any, B: int) -> Structure:
         """If other data of the same size move rows elsewhere, by whatever operation, tags find the owners in every pass."""
