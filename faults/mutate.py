@@ -28,7 +28,7 @@ LAWS, GOLDEN = "tests/laws/test_", "tests/golden/test_"
 ARGUMENTS = f"{LAWS}values_arguments.py"
 SAMPLERS = [ARGUMENTS, f"{GOLDEN}sampling_batches.py", f"{LAWS}sampling_loader.py", "tests/statistics/test_sampling_promises.py"]
 FILTERS = [f"{GOLDEN}accounting_filters.py", f"{LAWS}accounting_answers.py", f"{LAWS}accounting_pool.py"]
-JOURNALS = [f"{LAWS}journal.py", f"{LAWS}journal_promises.py", f"{LAWS}frames.py"]
+JOURNALS = [f"{LAWS}journal.py", f"{LAWS}journal_promises.py", f"{LAWS}journal_history.py", f"{LAWS}frames.py"]
 CLIPPERS = [ARGUMENTS, f"{GOLDEN}clipping_clippers.py", f"{LAWS}clipping_clippers.py"]
 
 # The privacy-critical files, and the quick tests that hold them; tests that start processes would run them on the file as it is.
@@ -219,6 +219,33 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
             "1.0 if bracket is None else math.sqrt(low / high)",
         )
     },
+    (
+        "release/journal.py",
+        "self._before, self._half = 0, False",
+        "self._before, self._half = (1, False)",
+    ): "whoever enters says where it was",
+    **{
+        ("release/journal_frames.py", line, wrong): "a file is cut once more to the length that it has"
+        for line, wrong in (
+            ("self._torn = False", "self._torn = True"),
+            ("self._end, self._torn = _End(), False", "self._end, self._torn = (_End(), True)"),
+        )
+    },
+    (
+        "release/journal_frames.py",
+        "self._begun, self._told = 0, False",
+        "self._begun, self._told = (1, False)",
+    ): "who becomes the writer says both, before anything is flushed",
+    (
+        "release/journal_frames.py",
+        "self._block, self._flushed_at, self._took = 1, 0.0, 0.0",
+        "self._block, self._flushed_at, self._took = (1, 1.0, 0.0)",
+    ): "a clock's beginning means nothing",
+    (
+        "release/journal_frames.py",
+        "if _MAGIC.startswith(data[: len(_MAGIC)]) and len(data) < len(_MAGIC):",
+        "if _MAGIC.startswith(data[:len(_MAGIC)]) and len(data) <= len(_MAGIC):",
+    ): "without a frame there is none to read",
     ("train/guard.py", "_registrations, _changes = 0, count(1)", ANY): "only whether the number has changed is asked",
     (
         "train/books.py",

@@ -22,17 +22,40 @@ __all__ = [
 
 
 class HushgradError(Exception):
-    """Base of all errors raised on purpose by hushgrad; catch it to catch them all."""
+    """Base of all errors raised on purpose by hushgrad; catch it to catch them all.
+
+    >>> from hushgrad import epsilon, events
+    >>> try:
+    ...     epsilon(events.Gaussian(-1.0), delta=1e-5)
+    ... except HushgradError as error:
+    ...     type(error).__name__
+    'ArgumentError'
+    """
 
     agreed = False  # in a run of several processes: whether all of them raise this error
 
 
 class ArgumentError(HushgradError, ValueError):
-    """An argument has a value that it cannot have; the message names the argument and the remedy."""
+    """An argument has a value that it cannot have; the message names the argument and the remedy.
+
+    >>> from hushgrad import epsilon, events
+    >>> epsilon(events.Gaussian(1.0), delta=2.0)
+    Traceback (most recent call last):
+        ...
+    hushgrad.errors.ArgumentError: Expected delta=2.0 to lie in [0, 1).
+    """
 
 
 class NoTheorem(HushgradError, NotImplementedError):
-    """No published analysis covers this combination, so no epsilon is given for it."""
+    """No published analysis covers this combination, so no epsilon is given for it.
+
+    >>> from hushgrad import epsilon, events
+    >>> try:
+    ...     epsilon(events.RandomizedResponse(0.5), delta=1e-5)
+    ... except NoTheorem as error:
+    ...     print(str(error).partition(". ")[2])
+    Ask with relation='replace_one', or with relation='zero_out'.
+    """
 
 
 class NumericalLimit(HushgradError, ArithmeticError):
@@ -56,7 +79,15 @@ class BudgetExceeded(HushgradError, RuntimeError):
 
 
 class PolicyRefused(HushgradError, RuntimeError):
-    """A policy file does not allow this; nothing was done."""
+    """A policy file does not allow this; nothing was done.
+
+    >>> from hushgrad.budget import Policy
+    >>> try:
+    ...     Policy(max_epsilon=3.0).require(epsilon=8.0, delta=1e-6, relation="add_remove", unit="example")
+    ... except PolicyRefused as error:
+    ...     str(error)
+    'The policy allows an epsilon of at most 3; this is 8.'
+    """
 
 
 class StorageError(HushgradError, OSError):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from patience import HANGS
 
 from hushgrad.errors import ArgumentError, StorageError
 from hushgrad.release import journal_frames as module
+from hushgrad.release import journal_place
 from hushgrad.release.journal_frames import Frames, Marks, frames_in
 from hushgrad.release.journal_place import Known
 from hushgrad.release.owner import Owner
@@ -127,9 +133,10 @@ def test_one_file_has_one_writer_in_one_process_too(tmp_path):
     first = Frames(path, new=True)
     with pytest.raises(ArgumentError, match="written by one process") as kept:
         Frames(path, new=False)
+    assert kept.value and [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()].count(str(path)) == 1
     first.close()
-    assert not first.is_open and kept.value
-    Frames(path, new=False).close()  # the one that was refused holds nothing
+    assert not first.is_open
+    Frames(path, new=False).close()
     Frames(path, new=True).close()  # begun again
     with pytest.raises(StorageError, match="Expected to be able to write the journal"):
         Frames(tmp_path / "nowhere", new=False)
@@ -193,3 +200,70 @@ def test_a_file_was_touched_if_it_changed_after_its_last_frame_or_long_before_th
         assert frames.is_touched(Known(length=size, written=changed + late)) == touched
         assert not frames.is_touched(Known(length=size + 1, written=changed + late))  # that is put back, or never told
     assert [frames.is_put_back(Known(flushed=size + more)) for more in (-1, 0, 1)] == [False, False, True]
+
+
+# What the folder knows -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_s_birth_is_what_the_system_says(tmp_path, monkeypatch):
+    for path in (tmp_path, Path(__file__)):
+        told = subprocess.run(["stat", "-c", "%.9W", str(path)], capture_output=True, text=True, timeout=HANGS).stdout.strip()
+        file = os.open(path, os.O_RDONLY)
+        assert journal_place.born(file) == int(told.replace(".", ""))
+        with monkeypatch.context() as patch:  # no Linux, and nothing else that says it
+            patch.setattr(journal_place.sys, "platform", "another")
+            assert journal_place.born(file) == 0
+            patch.setattr(journal_place.os, "fstat", lambda _: SimpleNamespace(st_birthtime=1.5))
+            assert journal_place.born(file) == 1_500_000_000
+        os.close(file)
+
+
+def test_a_folder_that_keeps_no_attributes_knows_nothing(tmp_path, monkeypatch):
+    assert Known() == (0, 0, 0, 0, 0) and Known().least == 0
+    frames = Frames(tmp_path / "journal", new=True)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "no")
+
+    for name in ("setxattr", "listxattr", "removexattr"):
+        monkeypatch.setattr(os, name, refused)
+    assert frames.claim(frames.known) is False and not frames.asks and not frames.place.told
+    frames.append(ord("m"), bytes(5))
+    assert frames.known == Known()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_folder_knows_the_newest_of_each_run_by_the_run_or_by_its_file(tmp_path, monkeypatch, seed):
+    """Its length now, its length at the last flush, the steps that may have been released; after a restart of the machine the flushed."""
+    draw, frames = random.Random(seed), Frames(tmp_path / "journal", new=True)
+    frames.tell(note=f"{seed}")
+    if not frames.claim(frames.known):
+        pytest.skip("the disk keeps no attributes")
+    size, flushed, begun = frames.path.stat().st_size, 0, 0
+    for _ in range(30):
+        if draw.random() < 0.3:
+            begun = max(begun, (asked := draw.randrange(100)))
+            frames.flush(asked)
+            flushed = size
+        else:
+            frames.append(ord("m"), bytes(5))
+            size += 8
+        known = frames.known
+        assert (known.length, known.flushed, known.begun) == (size, flushed, begun) and known.least == size
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_place, "boot_identity", lambda: "another start")
+            assert frames.known.least == flushed
+    frames.close()
+    content = frames.path.read_bytes()
+    (tmp_path / "copy").write_bytes(content)  # the same run in another file
+    copied = Frames(tmp_path / "copy", new=False)
+    assert copied.known == known
+    copied.close()
+    other = Frames(tmp_path / "another", new=True)  # another run, in another file
+    other.tell(note="another")
+    assert other.known == Known()
+    assert other.claim(other.known) and other.known.length == other.path.stat().st_size
+    other.close()
+    again = Frames(frames.path, new=False)  # of which the folder now knows nothing
+    assert again.known == Known()
+    again.close()

@@ -169,20 +169,16 @@ def test_every_estimator_explains_its_parameters():
 # Public names without an example that runs. A name leaves the list with its example; none is added.
 WITHOUT_EXAMPLE = set(
     """
-    audit.AuditReport audit.Bench audit.Canaries audit.Check audit.DeepReport audit.ErrorRates audit.LowerBound
-    audit.MembershipReport audit.audit_run audit.epsilon_one_run audit.epsilon_one_run_fdp audit.grid_rates audit.likeness
-    audit.sequence_losses audit.split_rates budget.BrokenChain budget.Row clipping.Clipped clipping.ClippedSum
-    clipping.Clipper clipping.Factors clipping.Record clipping.Rule clipping.isolation_at_first_call clipping.rule
-    denoise.NoiseInfo denoise.Probe errors.ArgumentError errors.BudgetExceeded errors.CaptureError errors.Contradiction
-    errors.HushgradError errors.NoTheorem errors.NotIsolated errors.NumericalLimit errors.PolicyRefused errors.StorageError
-    errors.WorkerLost experiments.Context experiments.Experiment experiments.Findings experiments.Outcome experiments.Table
-    experiments.reproduce federated.ServerAdam federated.ServerOptimizer federated.add_share federated.clip_update
-    guarantee.Entry noise.Workload planner.Choice planner.DryRun planner.Law planner.Work recipes.Data recipes.Description
-    recipes.Encoder recipes.Outcome recipes.Predictor recipes.Records recipes.WideResNet recipes.describe recipes.evaluate
-    recipes.export recipes.label_numbers recipes.labelled recipes.load_predictor recipes.read_description recipes.read_plan
-    recipes.save_model recipes.train report.Card report.Verified report.compare_runs report.privacy_card report.verify
-    sampling.BatchLoader serve.serve testing.check_clipper testing.check_mechanism testing.check_rule train.Private
-    train.ProcessLost tuning.Priced tuning.Tuned tuning.tune
+    audit.AuditReport audit.Bench audit.Canaries audit.DeepReport audit.LowerBound audit.MembershipReport audit.audit_run
+    audit.likeness audit.sequence_losses budget.BrokenChain budget.Row clipping.Clipped clipping.ClippedSum clipping.Record
+    clipping.Rule clipping.isolation_at_first_call clipping.rule errors.BudgetExceeded errors.CaptureError
+    errors.Contradiction errors.NotIsolated errors.NumericalLimit errors.StorageError errors.WorkerLost experiments.Context
+    experiments.Experiment experiments.Findings experiments.Outcome experiments.Table experiments.reproduce
+    federated.ServerOptimizer federated.add_share federated.clip_update guarantee.Entry planner.Choice planner.DryRun
+    planner.Law planner.Work recipes.Description recipes.Encoder recipes.Outcome recipes.Predictor recipes.evaluate
+    recipes.export recipes.labelled recipes.load_predictor recipes.read_description recipes.save_model recipes.train
+    report.Card report.Verified report.compare_runs report.privacy_card report.verify sampling.BatchLoader serve.serve
+    testing.check_clipper testing.check_rule train.Private train.ProcessLost tuning.Priced tuning.Tuned tuning.tune
     """.split()
 )
 

@@ -77,7 +77,13 @@ Curve = Callable[[float], float | np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRates:
-    """The two errors of one attack: as counted, and upper bounds that hold together with ``confidence``."""
+    """The two errors of one attack: as counted, and upper bounds that hold together with ``confidence``.
+
+    >>> from hushgrad.audit import split_rates
+    >>> rates = split_rates([0.9] * 100, [0.1] * 100)
+    >>> 0.1 <= rates.threshold <= 0.9, rates.confidence
+    (True, 0.95)
+    """
 
     threshold: float
     false_alarms: float
@@ -141,6 +147,10 @@ def split_rates(inside: ArrayLike, outside: ArrayLike, *, confidence: float = 0.
         outside: attack scores without it.
         confidence: probability with which the bounds hold.
         seed: of the split into two halves.
+
+    >>> rates = split_rates([0.9] * 100, [0.1] * 100)
+    >>> rates.false_alarms, rates.misses, 0 < rates.misses_up < 0.1
+    (0.0, 0.0, True)
     """
     rng = np.random.default_rng(seed)
     (ins, ins_rest), (outs, outs_rest) = (_halves(_scores(x=x), rng) for x in (inside, outside))
@@ -163,6 +173,11 @@ def grid_rates(
         outside: attack scores without it.
         thresholds: a few, fixed beforehand.
         confidence: probability with which all bounds hold together.
+
+    >>> inside, outside = [0.9] * 100, [0.1] * 100
+    >>> (rates,) = grid_rates(inside, outside, thresholds=[0.5])
+    >>> rates.false_alarms, rates.misses, 0 < rates.misses_up < 0.05
+    (0.0, 0.0, True)
     """
     if not thresholds:
         _check.fail("thresholds", thresholds, "to hold at least one number")

@@ -29,7 +29,11 @@ class _Finding(Value, family="finding"):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(_Finding):
-    """One check: its name, whether it passed, and in one sentence what was seen."""
+    """One check: its name, whether it passed, and in one sentence what was seen.
+
+    >>> Check(name="empty batches", passed=True, seen="Noise alone was released.").passed
+    True
+    """
 
     name: str
     passed: bool

@@ -72,6 +72,13 @@ def epsilon_one_run(
         confidence: probability with which the bounds hold.
         fractions: shares of the canaries with the most extreme scores on which a guess is made.
 
+    >>> import numpy as np
+    >>> members = np.random.default_rng(0).integers(2, size=200)
+    >>> print(f"{epsilon_one_run(members, members, delta=1e-5):.2f}")
+    3.34
+    >>> epsilon_one_run(np.zeros(200), members, delta=1e-5)
+    0.0
+
     Reference: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
     """
     delta, level = _check.delta(delta=delta), _share(confidence, fractions)
@@ -121,6 +128,11 @@ def epsilon_one_run_fdp(
         delta: at which the refuted mu's epsilon is returned.
         confidence: probability with which the bounds hold.
         fractions: shares of the canaries with the most extreme scores on which a guess is made.
+
+    >>> import numpy as np
+    >>> members = np.random.default_rng(0).integers(2, size=200)
+    >>> print(f"{epsilon_one_run_fdp(members, members, delta=1e-5):.2f}")
+    6.16
 
     Reference: Mahloujifar, Melis and Chaudhuri 2024, algorithm 3.
     """

@@ -45,6 +45,11 @@ class Factors(NamedTuple):
 
     ``left`` is (B, T, m), or a (B, T) integer tensor that stands for one-hot rows of length m (an embedding's ids; a negative
     id is a row of zeros). ``right`` is (B, T, n).
+
+        >>> import torch
+        >>> inputs, gradients = torch.ones(8, 1, 3), torch.ones(8, 1, 2)
+        >>> torch.einsum("btm,btn->bmn", *Factors(gradients, inputs)).shape
+        torch.Size([8, 2, 3])
     """
 
     left: Tensor

@@ -26,7 +26,12 @@ class Clipped(NamedTuple):
 
 
 class Clipper(Value, family="clipper"):
-    """A frozen, public rule that turns per-example squared norms into weights."""
+    """A frozen, public rule that turns per-example squared norms into weights.
+
+    >>> from hushgrad.clipping import Automatic, Flat
+    >>> Flat(1.0), Automatic(1.0)
+    (Flat(max_grad_norm=1.0), Automatic(max_grad_norm=1.0, stability=0.01))
+    """
 
     @classmethod
     def examples(cls) -> tuple[Clipper, ...]:

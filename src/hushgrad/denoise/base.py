@@ -29,6 +29,10 @@ class Probe(NamedTuple):
 
     A step's query is the sum over its probes, combined per example *before* clipping, so its sensitivity stays that of one
     clipped query. ``shift`` is a dict by parameter name, or None for the parameters themselves.
+
+        >>> import torch
+        >>> [probe.coefficient for probe in (Probe(), Probe(-1.0, {"weight": torch.ones(2)}))]
+        [1.0, -1.0]
     """
 
     coefficient: float = 1.0
@@ -41,6 +45,9 @@ class NoiseInfo:
 
     ``std`` is the true per-coordinate standard deviation of the noise in this row (correlated noise included), in the units
     of the gradient that is handed over, that is after division by the public batch size.
+
+        >>> NoiseInfo(std=0.01, step=3, max_grad_norm=1.0).std
+        0.01
     """
 
     std: float

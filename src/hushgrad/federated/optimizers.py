@@ -67,6 +67,9 @@ class ServerAdam(ServerOptimizer):
     c = sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) in round t = 1, 2, ..., as in Flower's FedAdam. The second moment of a noisy update is
     mostly noise: with small cohorts this optimizer divides by the noise's own size.
 
+        >>> ServerAdam(learning_rate=0.05).beta_1
+        0.9
+
     Reference: Reddi et al. 2021 (arXiv:2003.00295), algorithm 2.
     """
 

@@ -17,7 +17,12 @@ from hushgrad._value import LATER, Value
 
 
 class Workload(Value, family="workload"):
-    """A linear map from gradients to iterates, known before the run."""
+    """A linear map from gradients to iterates, known before the run.
+
+    >>> from hushgrad.noise.workload import SGDWorkload
+    >>> SGDWorkload(momentum=0.9)
+    SGDWorkload(learning_rate=1.0, momentum=0.9, weight_decay=0.0, schedule='constant')
+    """
 
     @abstractmethod
     def matrix(self, steps: int) -> np.ndarray:

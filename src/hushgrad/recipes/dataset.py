@@ -25,7 +25,14 @@ Learn = Callable[[LearningEncoder, Any, np.ndarray, Sequence[str] | None], Learn
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A training set, a test set that the guarantee does not cover, and what a model must know about them."""
+    """A training set, a test set that the guarantee does not cover, and what a model must know about them.
+
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> people = TensorDataset(torch.randn(10, 3), torch.randint(2, (10,)))
+    >>> Data(train=people, test=people, classes=2, names=("yes", "no")).classes
+    2
+    """
 
     train: TensorDataset
     test: TensorDataset
@@ -116,6 +123,10 @@ def label_numbers(records: Records, names: Sequence[str], path: str | Path) -> T
         records: from an encoder's ``read``.
         names: the classes, in the order of the model's outputs.
         path: where the records are from, for the message.
+
+    >>> from hushgrad.recipes import Records
+    >>> label_numbers(Records(rows=[[35], [52]], labels=["no", "yes"]), ("yes", "no"), "people.csv")
+    tensor([1, 0])
 
     Raises:
         ArgumentError: where there are no labels, or one that ``names`` lacks.

@@ -118,6 +118,10 @@ class WideResNet(nn.Module):
 
     With ``standardised`` its convolutions are :class:`~hushgrad.clipping.WSConv2d`, as in De et al. 2022, who also average the iterates
     (``Plan(average="ema")``) and clip the mean gradient of several augmented copies (``augmentations=16``).
+
+        >>> import torch
+        >>> WideResNet(3, 10, depth=10, width=1)(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

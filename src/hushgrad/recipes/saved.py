@@ -79,6 +79,14 @@ def describe(model: Mapping[str, Any], data: Data) -> Description:
     Args:
         model: the table ``[model]`` of the recipe.
         data: what it was trained on; only public facts are taken from it.
+
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from hushgrad.recipes import Data
+    >>> people = TensorDataset(torch.randn(10, 3), torch.randint(2, (10,)))
+    >>> found = describe({"name": "logistic"}, Data(train=people, test=people, classes=2))
+    >>> found.shape, found.classes
+    ((3,), 2)
     """
     facts = {"shape": data.shape, "classes": data.classes, "vocabulary": data.vocabulary}
     return Description(model=dict(model), **facts, names=data.names, encoder=data.encoder)  # type: ignore[arg-type]

@@ -27,6 +27,14 @@ def read_plan(path: str | Path) -> Plan:
     Args:
         path: of the JSON that ``hushgrad plan --save``, or ``plan.to_json()``, wrote; a run's ``plan.json`` is one.
 
+    >>> import json, tempfile
+    >>> from hushgrad import Plan
+    >>> plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=64, dataset_size=1000, steps=10)
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    ...     print(json.dumps(plan.to_json()), file=file, flush=True)
+    ...     read_plan(file.name) == plan
+    True
+
     Raises:
         ArgumentError: where there is no such file, or it holds no plan.
     """

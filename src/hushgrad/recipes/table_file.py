@@ -15,7 +15,12 @@ from hushgrad.recipes.files import lines
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """The content of a file of records: rows for an encoder, and their labels, owners and own files if it has them."""
+    """The content of a file of records: rows for an encoder, and their labels, owners and own files if it has them.
+
+    >>> records = Records(rows=[[35, "clerk"], [52, "boss"]], labels=["no", "yes"])
+    >>> records.labels, records.owners
+    (['no', 'yes'], None)
+    """
 
     rows: list[Any]
     labels: list[str] | None = None

@@ -36,6 +36,10 @@ def check_mechanism(mechanism: Mechanism, *, steps: int = 12, participation: Par
         mechanism: the one to check.
         steps: number of rows; brute force over all patterns grows with it.
         participation: the only one to check; all that matter by default.
+
+    >>> from hushgrad.events import Once
+    >>> from hushgrad.noise import Tree
+    >>> check_mechanism(Tree(), steps=4, participation=Once())
     """
     for who in _PARTICIPATIONS if participation is None else (participation,):
         fixed = mechanism.resolved(steps=steps, participation=who)
