@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hushgrad.clipping import Capture, Flat
-from hushgrad.clipping.batch_invariance import ROWS, require_batch_invariance
+from hushgrad.clipping.batch_invariance import PART, ROWS, invariant_rows, require_batch_invariance
 from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Sizes
@@ -76,10 +76,21 @@ class _Scale(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.parametrize(("least", "refused"), [(1, False), (4, False), (ROWS, False), (9, True), (17, True), (25, True)])
+SIZES = [
+    (1, False),
+    (4, False),
+    (ROWS, False),
+    (ROWS + 1, True),
+    (2 * ROWS + 1, True),
+    (3 * ROWS + 1, True),
+    (4 * ROWS + 1, False),
+]
+
+
+@pytest.mark.parametrize(("least", "refused"), SIZES)
 def test_sizes_that_padding_does_not_reach_are_refused(least, refused):
     torch.manual_seed(0)
-    model, x = _OtherKernel(least), torch.randn(24, 6)
+    model, x = _OtherKernel(least), torch.randn(3 * ROWS, 6)
     if refused:
         with pytest.raises(CaptureError, match=r"rows in its batch"):
             require_batch_invariance(model, x)
@@ -94,6 +105,101 @@ def test_bits_that_depend_on_neighbours_are_refused(model):
     with pytest.raises(CaptureError, match="last bits"):
         require_batch_invariance(model, torch.randn(16, 6))
     assert all(p.grad is None for p in model.parameters())
+
+
+class _Inside(nn.Module):
+    """Its layer sees all positions of all examples in one list, or time first; its output shows neither."""
+
+    def __init__(self, layout: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.layout, self.inner, self.layer = layout, _Scale(), layer
+
+    def forward(self, x):
+        h = self.inner(x.flatten(0, 1) if self.layout == "flat" else x.transpose(0, 1))
+        h = self.layer(h)
+        return (h.view(x.shape) if self.layout == "flat" else h.transpose(0, 1)).round()
+
+
+class _FewNumbers(_OtherKernel):
+    """The same for few numbers."""
+
+    def forward(self, x):
+        return x if x.numel() >= self.least else x * (1 + 2.0**-22)
+
+
+@pytest.mark.parametrize("layout", ["flat", "time first"])
+def test_layers_that_see_positions_of_all_examples_are_compared(layout):
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, 5, 6)
+    require_batch_invariance(_Inside(layout, nn.Tanh()), x)
+    with pytest.raises(CaptureError, match="last bits"):
+        require_batch_invariance(_Inside(layout, nn.Sequential(_FewNumbers(x.numel() + 1), _Scale())), x)
+
+
+class _Positions(nn.Module):
+    """Beside its examples it reads a table of as many positions as a batch has rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.places = _Scale(), _Scale()
+        self.register_buffer("table", torch.randn(ROWS, 6))
+
+    def forward(self, x):
+        return self.scale(x) + self.places(self.table).sum(0)
+
+
+def test_what_all_examples_share_is_no_row_of_theirs():
+    require_batch_invariance(_Positions(), torch.randn(ROWS, 6))
+
+
+def test_examples_in_another_dimension_are_compared_there():
+    torch.manual_seed(0)
+    x = torch.randn(7, ROWS, 6)
+    require_batch_invariance(_Cumulated(), x, dim=1)
+    with pytest.raises(CaptureError, match="last bits"):
+        require_batch_invariance(_Cumulated(2.0**-23), x, dim=1)
+
+
+class _Cumulated(nn.Module):
+    """Sums over positions, which are the first dimension; the first example mixes."""
+
+    def __init__(self, mixed: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.mixed = _Scale(), mixed
+
+    def forward(self, x):
+        y = self.scale(x).cumsum(0)
+        return y * (1 + (y[:, :1] > 0).float() * self.mixed)
+
+
+class _Cast(_Scale):
+    """Under autocast its rows depend on each other."""
+
+    def forward(self, x):
+        mixed = torch.is_autocast_enabled("cpu")
+        return super().forward(x) * (1 + (x[0].sum() > 0).float() * 2.0**-23 * mixed)
+
+
+@pytest.mark.parametrize("how", ["a new size", "a setting of torch"])
+def test_a_certified_run_looks_again(how):
+    """At whatever may choose another kernel: a number of rows that no earlier batch had, autocast."""
+    torch.manual_seed(0)
+    least = invariant_rows(torch.get_num_threads())
+    model = nn.Sequential(_Scale(), _OtherKernel(2 * least + 1) if how == "a new size" else _Cast())
+    plan = Plan.dpsgd(
+        noise_multiplier=1.0, delta=1e-5, batch_size=least * 9 // 10, dataset_size=4 * least, steps=60, certified=True
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = make_private(model, optimizer, plan, seed=3, loss_reduction="sum", check_isolation=False)
+    rows = []
+    with pytest.raises(CaptureError, match="last bits"):
+        for (x,) in private.loader(TensorDataset(torch.randn(4 * least, 6))):
+            with torch.autocast("cpu", enabled=how != "a new size" and private.steps > 3):
+                model(x).square().sum().backward()
+            rows.append(len(x))
+            optimizer.step()
+    private.detach()
+    assert private.steps > 3 if how != "a new size" else {*rows} == {least}
 
 
 def test_a_certified_run_looks_at_its_first_batch():
@@ -128,7 +234,15 @@ for wide in (1, 2, 3, 5, 7, 9, 18, 33):
     for out in (1, 2, 4, 7, 10):
         model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
         require_batch_invariance(model, torch.randn(40 * threads, wide), multiple=invariant_rows(threads))
+for wide in (1, 3, 5):  # functions of single numbers, of which the last ones of a tensor are computed by another formula
+    for layer in (nn.SiLU(), nn.Softplus(), nn.Mish(), nn.Sigmoid(), nn.GELU("tanh"), nn.ELU(), nn.GELU()):
+        require_batch_invariance(
+            nn.Sequential(nn.Linear(6, wide), layer), torch.randn(64 * threads, 6), multiple=invariant_rows(threads)
+        )
 for model, size in (
+    (nn.Conv2d(7, 5, 1), (7, 5, 5)),
+    (nn.Conv2d(32, 64, 1), (32, 1, 1)),
+    (nn.Conv2d(1, 1, 1), (1, 9, 9)),
     (nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), (1, 8, 8)),
     (nn.Sequential(nn.Conv2d(1, 16, 8, 2), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 4, 2), nn.Flatten(), nn.Linear(128, 9)), (1, 28, 28)),
     (nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), (784,)),
@@ -258,7 +372,8 @@ def test_a_certified_run_pads_and_is_the_run_that_does_not(name, micro, secure, 
             progress=False,
         )
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert {(n % ROWS, n >= padding) for n, padding in seen} == {(0, True)} and any(padding for _, padding in seen)
+    filled = PART if micro else ROWS
+    assert {(n % filled, n >= padding) for n, padding in seen} == {(0, True)} and any(padding for _, padding in seen)
     assert torch.allclose(*weights, atol=2e-3 if secure else 1e-5)  # secure noise is other noise
 
 

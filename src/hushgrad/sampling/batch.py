@@ -18,12 +18,15 @@ class Sizes(NamedTuple):
     ``multiple``: batches of fewer than ``fine`` examples are padded to a multiple of this. ``fine``: batches of at least this size are not
     padded (None: all are). ``few``: micro-batches split at this size or below all have exactly the size that they are split at, so
     that one more or one less record changes no other's shape. ``least``: the smallest number of rows; with 1 there are no empty
-    batches, which many models cannot process.
+    batches, which many models cannot process. ``part``: a micro-batch has no more rows than the size that it is split at, rounded up to a
+    multiple of this, so that memory for few examples is enough.
 
         >>> [Sizes(multiple=4, fine=6).rows(count) for count in range(9)]
         [4, 4, 4, 4, 4, 8, 6, 7, 8]
         >>> [Sizes(multiple=4, fine=6, few=3).rows(count, cut=3) for count in range(4)]
         [3, 3, 3, 3]
+        >>> [Sizes(multiple=32, part=8).rows(count, cut=cut) for count, cut in ((5, 5), (5, 40), (33, 40), (33, 100))]
+        [8, 32, 40, 64]
         >>> [Sizes(least=0).rows(count) for count in range(3)]
         [0, 1, 2]
     """
@@ -32,6 +35,7 @@ class Sizes(NamedTuple):
     fine: int | None = None
     few: int = 1
     least: int = 1
+    part: int | None = None
 
     def rows(self, count: int, cut: int | None = None) -> int:
         """Rows of a batch with ``count`` examples; ``cut``: the size that micro-batches are cut to."""
@@ -40,7 +44,10 @@ class Sizes(NamedTuple):
             return cut
         if self.fine is not None and count >= self.fine:
             return count
-        return -(-count // self.multiple) * self.multiple
+        rows = -(-count // self.multiple) * self.multiple
+        if cut is None or self.part is None or count > cut:  # a unit may be larger
+            return rows
+        return min(rows, -(-cut // self.part) * self.part)
 
 
 AS_THEY_COME = Sizes(least=0)  # no padding

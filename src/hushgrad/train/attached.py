@@ -110,7 +110,7 @@ class Attached(Saving):
         self._rejected, self._splitting = Rejected(), False
         self._later = DeferredDigests(self._enter_later)
         self._lazy: LazyTables | None = None
-        self._bits = BatchInvariance(self._capture, self._world, self._own.sizes.multiple)
+        self._bits = BatchInvariance(self._capture, self._world, self._own.sizes.multiple, lambda: self._dim and self._dim())
         self._parts = Parts(model, self._announce_part)
         self.losses = Losses(
             self._capture,

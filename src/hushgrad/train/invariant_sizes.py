@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.batch_invariance import ROWS, invariant_rows, request_batch_invariance
+from hushgrad.clipping.batch_invariance import PART, invariant_rows, request_batch_invariance
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.batch import Sizes, Smallest
 
@@ -24,6 +24,7 @@ _NARROW = 16  # inputs, see _often_moves
 _REFERENCE = 128  # rows
 _MULTIPLES = (4, 8, 16)
 _FEW = 3  # so few rows always count as different: convolutions and recurrent layers are not tested
+_SOME = 16  # rows
 _NUMBERS = 16  # of a row, over all draws of a shape, that are compared
 _ANY = 2**31
 PLACES = (
@@ -58,7 +59,7 @@ class InvariantSizes(NamedTuple):
             request_batch_invariance()
         threads = torch.get_num_threads()
         if certified:  # the first batch shows whether it is enough
-            return cls(Sizes(invariant_rows(threads)), threads=threads)
+            return cls(Sizes(invariant_rows(threads), part=PART << (threads - 1).bit_length()), threads=threads)
         if not weights:
             return cls(Sizes())
         return _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])._replace(threads=threads)
@@ -166,7 +167,7 @@ def _drawn_once(
     with torch.no_grad():
         whole = rows(0, _REFERENCE)
         other = [n for n in range(1, tried + 1) if not equal(rows(0, n), (y[:n] for y in whole))]
-        moved = [n for n in (2, _FEW, 2 * ROWS) if not equal((y[1:] for y in rows(0, n)), (y[:-1] for y in rows(1, n + 1)))]
+        moved = [n for n in (2, _FEW, _SOME) if not equal((y[1:] for y in rows(0, n)), (y[:-1] for y in rows(1, n + 1)))]
     return frozenset(other), frozenset(moved)
 
 
@@ -177,7 +178,7 @@ def _sizes(seen: list[_Seen]) -> InvariantSizes:
     last = max(other)
     fine = last + 1 if last < seen[0].tried - _FEW else None
     few = 1 if 2 in moved else 2 if _FEW in moved else _FEW
-    notes = (PLACES,) if 2 * ROWS in moved else ()
+    notes = (PLACES,) if _SOME in moved else ()
     for multiple in _MULTIPLES:
         if not any(n % multiple == 0 for n in other):
             return InvariantSizes(Sizes(multiple, fine, few), notes)
