@@ -107,16 +107,12 @@ class Seen:
         sizes = list(map(Tensor.numel, tensors)), list(map(_DTYPE, tensors))
         if hashed.room.sizes != sizes:
             hashed.room = _Room(*sizes)
-        self.hashed, self.room, self._tensors, self._versions = hashed, hashed.room, tensors, list(map(_VERSION, tensors))
+        self.hashed, self.room, self.tensors, self._versions = hashed, hashed.room, tensors, list(map(_VERSION, tensors))
 
     @cached_property
     def places(self) -> dict[int, int]:
         """Where C puts the hashes of each tensor, by its id."""
-        return dict(zip(map(id, self._tensors), self.room.places, strict=True))
-
-    def are(self, tensors: Collection[Tensor]) -> bool:
-        """Whether these are the tensors, in their order."""
-        return len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        return dict(zip(map(id, self.tensors), self.room.places, strict=True))
 
     def look(self, tensor: Tensor, low: int, size: int) -> None:
         """Hash the elements [low, low + size), which are whole blocks unless they end the tensor."""
@@ -128,7 +124,8 @@ class Seen:
 
     def all_of(self, tensors: Collection[Tensor]) -> _Room | None:
         """Sizes and hashes of these tensors, if they are exactly the hashed ones, in order and unchanged; else None."""
-        return self.room if self.are(tensors) and list(map(_VERSION, tensors)) == self._versions else None
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return self.room if same and list(map(_VERSION, tensors)) == self._versions else None
 
     def of(self, tensor: Tensor) -> bytearray | None:
         """The hashes of a tensor; None if it was not hashed, or torch has changed it since."""
@@ -139,7 +136,7 @@ class Seen:
         return self.room.hashes[begin:end]
 
     def _at(self, tensor: Tensor) -> int | None:
-        return next((at for at, kept in enumerate(self._tensors) if kept is tensor), None)
+        return next((at for at, kept in enumerate(self.tensors) if kept is tensor), None)
 
 
 class Witness:

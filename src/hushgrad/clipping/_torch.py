@@ -42,6 +42,12 @@ set_grad: Callable[[bool], None] = torch._C._set_grad_enabled
 push_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
 pop_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
 
+# How many modes of functions, and of dispatch, are active in this thread.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# The saved-tensor hooks that are active now, if any, even where they are switched off for a moment.
+packing: Callable[[bool], tuple[Any, Any] | None] = torch._C._autograd._top_saved_tensors_default_hooks
+
 
 def retains() -> bool:
     """Whether a node is needed later: it was called by hand, or the running backward pass was asked to keep the graph."""
@@ -50,7 +56,7 @@ def retains() -> bool:
 
 def packing_on() -> tuple[Any, Any] | None:
     """The saved-tensor hooks that are active now, if any."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[no-any-return]
+    return packing(True)
 
 
 def accumulated(node: Node) -> Tensor | None:

@@ -16,11 +16,13 @@ from hushgrad.clipping.proof.inputs import data_of, examples_of, leaves
 from hushgrad.clipping.proof.messages import of_other_size
 from hushgrad.clipping.proof.read_pass import Reader
 from hushgrad.clipping.proof.state import Attributes
+from hushgrad.clipping.proof.straight_line import StraightLine
 from hushgrad.clipping.proof.structure import DROPPED, NATIVE, WHOLE, Known, Structure, is_packed
 from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.survey_notes import not_again
 from hushgrad.clipping.proof.trials import Trials
 from hushgrad.clipping.site import Call
+from hushgrad.clipping.thresholds import MOST_LINES
 from hushgrad.errors import CaptureError, NotIsolated
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class Passes:
         self.running: list[Pass | None] = []
         # A plain structure, examples, and the shapes of its calls.
         self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
+        self._line: StraightLine | None = None  # the model, if it is a chain of torch's own layers
+        self._lined: dict[Any, Structure] = {}  # what its passes were that were traced, by their key
+        self._lines = MOST_LINES  # how many times it may still be looked at as a whole
         self._size: tuple[Any, ...] | None = None  # of one example in each input, in the last pass
         self._tries = 0  # proofs repeated because a layer had no gradient
         self.announces = False  # whether the number of examples is announced for each training pass

@@ -23,6 +23,7 @@ from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws
 from hushgrad.clipping.proof.inputs import data_of, leaves
 from hushgrad.clipping.proof.saved_tensors import Packing, as_they_are
 from hushgrad.clipping.proof.state import Time
+from hushgrad.clipping.proof.straight_line import StraightLine
 from hushgrad.clipping.proof.structure import NATIVE, Structure, are_sized
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.table_reads import TableReads
@@ -140,7 +141,10 @@ class Root(Passes):
         if self.attributes.timed:
             here.times = self.attributes.times()
         tables, watched = self._capture.tables, self._seal and (proving or here.structure is not None)
-        trace = TableReads(tables) if tables and not proving else CallTrace() if watched else None
+        if tables and not proving:
+            trace: CallTrace | None = TableReads(tables)
+        else:
+            trace = CallTrace() if watched and (proving or not self._is_straight(here, args, kwargs)) else None
         here.enter(training=self.model.training, trace=trace)
 
     def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
@@ -178,6 +182,23 @@ class Root(Passes):
         made = self._unknown((args, kwargs), tensors, key, expected, aside=aside, faint=faint)
         return None if made is None else Pass((args, kwargs), *made)
 
+    def _is_straight(self, here: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a pass must make the calls of an earlier one that was traced: see :mod:`hushgrad.clipping.proof.straight_line`."""
+        if self._line is None or self._lined.get(here.key) is not here.structure or len(here.candidates) != 1:
+            return False
+        return not kwargs and {*map(type, args)} == _TENSORS and self._line.holds()
+
+    def _note_line(self, here: Pass) -> None:
+        """After a usual pass that was traced: the next one needs no trace if the model is a chain of torch's own layers."""
+        args, kwargs = here.inputs
+        if here.structure is None or here.structure.traces is None or kwargs or self.attributes.key(args) != here.key:
+            return
+        if self._line is None or not self._line.holds():
+            self._lines, self._lined = self._lines - 1, {}
+            self._line = StraightLine.of(self.model, self._enter, self._exit)
+        if self._line is not None:
+            self._lined[here.key] = here.structure
+
     # A pass ends ---------------------------------------------------------------------------------------------------------
 
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -196,6 +217,8 @@ class Root(Passes):
             self._tried(here, made, output)
         elif not self._as_usual(here, made, output):
             self._place(here, made, output)
+        elif self._lines and type(here.trace) is CallTrace:
+            self._note_line(here)
         if self._capture.looks is not None and self._capture.looks.open and self._trials.runs is None:
             self._looked()
         for call in here.calls:

@@ -1,6 +1,6 @@
-"""What identifies a pass: its key, known before it runs, and a trace of the calls that it makes.
+"""A trace of the calls that a pass makes.
 
-The trace holds the torch functions that are called, the answers to questions about tensors (``if (x == 0).any()``), and the kinds of the
+It holds the torch functions that are called, the answers to questions about tensors (``if (x == 0).any()``), and the kinds of the
 constants in the computation (0, tiny, 1, huge). A forward is a program: a branch on a hidden counter, a rare token or the clock may be
 taken for the first time long after the proof, and one without gradients leaves no node in the graph. So every pass is traced, and one that
 calls other functions, gets other answers or uses constants of another kind (a factor that used to be 0) is proved before its gradients
@@ -9,23 +9,18 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import starmap
-from operator import attrgetter, methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hushgrad.clipping._torch import is_autocast, is_transformed
+from hushgrad.clipping._torch import is_transformed
 from hushgrad.clipping._torch_compile import SIGNATURES, is_compiling
 from hushgrad.clipping.thresholds import HUGE_WEIGHT
-
-if TYPE_CHECKING:
-    from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 
 Answer = tuple[
     Any, str, Any
@@ -62,51 +57,6 @@ _SIZED = frozenset(
 _TINY = 1e-3  # influence of a thousandth still shows in a proof in single precision
 _RANK = 6  # more dimensions than tensors usually have
 _NUMBERS = (int, float, np.number, np.bool_)
-
-PLAIN = frozenset((bool, int, float, str, type(None)))  # attributes that may decide what a forward does
-values_of, forward_of, _kind = methodcaller("values"), attrgetter("forward"), attrgetter("dtype", "ndim")
-
-
-class Wired:
-    """How a model is composed of modules, hooks and functions; see :class:`~hushgrad.clipping.proof.state.Wiring`."""
-
-    watched: tuple[list[dict[Any, Any]], list[tuple[dict[str, Any], str]], list[type[nn.Module]]]
-    empty: list[dict[Any, Any]]  # dicts of hooks and children that are empty: most of them
-    seen: list[Any]  # what was found in those that are watched
-    number: int  # of this composition
-    look: Callable[[], None]  # lists everything again
-
-
-class Key:
-    """Identifies a pass before it runs, by the values that :class:`~hushgrad.clipping.proof.state.Attributes` has listed."""
-
-    _dicts: list[dict[str, Any]]
-    _places: list[tuple[dict[str, Any], str]]
-    _size: int  # total size of the dictionaries when they were listed
-    _wiring: Wired
-    _wired: int
-    _untrained: UntrainedTensors
-    _list: Callable[[], None]  # lists everything again
-
-    def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
-        """The composition, autocast, the kinds of untrained tensors, the plain attributes except clocks, and dtype and rank of ``data``."""
-        wiring = self._wiring
-        tables, places, types = wiring.watched
-        now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
-        if now != wiring.seen or any(wiring.empty):
-            wiring.look()
-        if sum(map(len, self._dicts)) != self._size or wiring.number != self._wired:
-            self._list()
-        values = [*starmap(dict.get, self._places)]
-        if not PLAIN.issuperset(map(type, values)):
-            values = [v if type(v) in PLAIN else type(v) for v in values]
-        return (
-            self._wired,
-            is_autocast(),
-            self._untrained.kinds() if self._untrained.places else (),
-            tuple(values),
-            *map(_kind, data),
-        )
 
 
 class CallTrace(TorchFunctionMode):

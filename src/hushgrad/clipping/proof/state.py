@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import global_hooks
-from hushgrad.clipping.proof.call_trace import PLAIN, Key, Wired, forward_of, values_of
+from hushgrad.clipping.proof.pass_key import PLAIN, Key, Wired, forward_of, values_of
 from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 from hushgrad.clipping.thresholds import SCHEDULE_VALUES
 

@@ -271,10 +271,14 @@ class Known:
                 continue
             found: list[Structure] = []
             for s in proved if n != 1 else ():
-                if s.fits(tensors, n):
-                    found.append(s)
+                if n <= s.most and sizes_of(tensors, s.reading, n) == s.sizes:
+                    listed = s.reading.even or str in map(type, s.reading.layouts)  # as `fits`, in fewer calls
+                    if not listed or s.reading.tells(tensors, n):
+                        found.append(s)
             answer.append((n, found if found or n == 1 or len(proved) < PROVED_LENGTHS else self._concluded(key, tensors, n)))
-        plain = {*map(type, tensors)} == _TENSORS and not any(s.reading.uneven or s.reading.even for s in proved)
+        plain = {*map(type, tensors)} == _TENSORS
+        for s in proved:
+            plain = plain and not (s.reading.even or str in map(type, s.reading.layouts))
         self.asked, self.answer = (key, expected, [*map(_shape, tensors)]) if plain else None, answer
         return answer
 

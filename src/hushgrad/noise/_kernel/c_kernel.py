@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, final
 
 import numpy as np
@@ -107,7 +107,8 @@ class CKernel(Kernel):
         head = self.head(stream, step)
         if head is None or not pieces:
             return None
-        if seen is None or not seen.are(targets := [*map(_TARGET, pieces)]):
+        targets = [*map(_TARGET, pieces)]
+        if seen is None or len(targets) != len(seen.tensors) or not all(map(is_, targets, seen.tensors)):
             return _new_table(head, step, pieces, seen)
         at = (
             head[:2],
