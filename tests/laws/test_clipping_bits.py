@@ -1,9 +1,11 @@
 """Whether rows of a batch have bits of their own: what a certified run checks on its first batch, and how it pads."""
 
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from patience import HANGS
@@ -15,7 +17,7 @@ from hushgrad.clipping.batch_invariance import PART, ROWS, invariant_rows, requi
 from hushgrad.denoise import SVRG
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Sizes
-from hushgrad.sampling.batch_loader import stamp
+from hushgrad.sampling.batch_loader import Hands, stamp
 from hushgrad.train import Plan, fit, make_private
 from hushgrad.train.invariant_sizes import InvariantSizes
 
@@ -405,3 +407,27 @@ def test_rows_of_a_batch_that_is_filled_up_have_the_bits_of_larger_ones(inputs, 
         sizes = {found.sizes.rows(count) for count in range(1, 100)}
         other |= {n for n in sizes if not torch.equal(nn.functional.linear(x[:n].clone(), weight), whole[:n])}
     assert not other
+
+
+def test_images_of_a_batch_that_is_filled_up_have_the_bits_of_larger_ones():
+    """Torch computes fewer than sixteen of them by another library."""
+    draw, generator = random.Random(3), torch.Generator().manual_seed(1)
+    for _ in range(24):
+        kind, wide, out, kernel = (
+            draw.choice((nn.Conv1d, nn.Conv2d)),
+            draw.randint(1, 33),
+            draw.randint(1, 33),
+            draw.choice((1, 1, 3)),
+        )
+        layer = kind(wide, out, kernel, stride=draw.choice((1, 1, 2)))
+        found = InvariantSizes.of(layer)
+        if found.notes:
+            continue  # this machine says that it cannot
+        x = torch.randn(48, wide, *([draw.randint(3, 7)] * (1 if kind is nn.Conv1d else 2)), generator=generator)
+        whole = layer(x)
+        assert not [
+            n for n in {found.sizes.rows(count) for count in range(48)} if not torch.equal(layer(x[:n].clone()), whole[:n])
+        ]
+        assert {found.sizes.rows(count, cut=5) for count in range(6)} == {5}
+        loaded = Hands(range(48), None, list, sizes=found.sizes)
+        assert all(len(loaded[0, np.arange(count)].data) == found.sizes.rows(count) for count in (1, 5, 15, 16, 17))

@@ -17,14 +17,16 @@ class Sizes(NamedTuple):
 
     ``multiple``: batches of fewer than ``fine`` examples are padded to a multiple of this. ``fine``: batches of at least this size are not
     padded (None: all are). ``few``: micro-batches split at this size or below all have exactly the size that they are split at, so
-    that one more or one less record changes no other's shape. ``least``: the smallest number of rows; with 1 there are no empty
-    batches, which many models cannot process. ``part``: a micro-batch has no more rows than the size that it is split at, rounded up to a
-    multiple of this, so that memory for few examples is enough.
+    that one more or one less record changes no other's shape. ``least``: the smallest number of rows of all others; with 1 there are no
+    empty batches, which many models cannot process. ``part``: a micro-batch has no more rows than the size that it is split at, rounded up
+    to a multiple of this, so that memory for few examples is enough.
 
         >>> [Sizes(multiple=4, fine=6).rows(count) for count in range(9)]
         [4, 4, 4, 4, 4, 8, 6, 7, 8]
         >>> [Sizes(multiple=4, fine=6, few=3).rows(count, cut=3) for count in range(4)]
         [3, 3, 3, 3]
+        >>> [Sizes(multiple=4, fine=6, few=15, least=16).rows(count, cut=cut) for count, cut in ((0, 5), (7, 15), (7, 20), (17, None))]
+        [5, 15, 16, 17]
         >>> [Sizes(multiple=32, part=8).rows(count, cut=cut) for count, cut in ((5, 5), (5, 40), (33, 40), (33, 100))]
         [8, 32, 40, 64]
         >>> [Sizes(least=0).rows(count) for count in range(3)]
@@ -39,9 +41,9 @@ class Sizes(NamedTuple):
 
     def rows(self, count: int, cut: int | None = None) -> int:
         """Rows of a batch with ``count`` examples; ``cut``: the size that micro-batches are cut to."""
-        count = max(count, self.least)
-        if cut is not None and 0 < count <= cut <= self.few:
+        if cut is not None and 0 < max(count, min(1, self.least)) <= cut <= self.few:
             return cut
+        count = max(count, self.least)
         if self.fine is not None and count >= self.fine:
             return count
         rows = -(-count // self.multiple) * self.multiple

@@ -23,7 +23,8 @@ _WIDE = 256  # wider layers are tested as if they had this width
 _NARROW = 16  # inputs, see _often_moves
 _REFERENCE = 128  # rows
 _MULTIPLES = (4, 8, 16)
-_FEW = 3  # so few rows always count as different: convolutions and recurrent layers are not tested
+_FEW = 3  # so few rows always count as different: recurrent layers are not tested
+_IMAGES = 16  # torch gives convolutions of fewer images to another library, most of them at least
 _SOME = 16  # rows
 _NUMBERS = 16  # of a row, over all draws of a shape, that are compared
 _ANY = 2**31
@@ -62,7 +63,12 @@ class InvariantSizes(NamedTuple):
             return cls(Sizes(invariant_rows(threads), part=PART << (threads - 1).bit_length()), threads=threads)
         if not weights:
             return cls(Sizes())
-        return _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])._replace(threads=threads)
+        found = _sizes([_looked_at(*shape, threads) for shape in sorted(weights, key=str)])
+        if any(p.dim() > 2 for p in model.parameters()):  # a convolution's, of a module or bare
+            multiple, fine, few, *_ = found.sizes
+            fine = None if fine is None else max(fine, _IMAGES)
+            found = found._replace(sizes=Sizes(multiple, fine, max(few, _IMAGES - 1), least=_IMAGES))
+        return found._replace(threads=threads)
 
     def require_threads(self) -> None:
         """Refuse another number of threads than the sizes were found with: it may need other sizes.
