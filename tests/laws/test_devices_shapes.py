@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import hushgrad
 from hushgrad import clipping, events, noise
+from hushgrad.clipping.batch_invariance import invariant_rows
 from hushgrad.errors import ArgumentError
 from hushgrad.sampling import Units
 from hushgrad.testing import devices
