@@ -246,6 +246,27 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if _MAGIC.startswith(data[: len(_MAGIC)]) and len(data) < len(_MAGIC):",
         "if _MAGIC.startswith(data[:len(_MAGIC)]) and len(data) <= len(_MAGIC):",
     ): "without a frame there is none to read",
+    **{
+        ("release/journal_place.py", line, wrong): reason
+        for line, wrong, reason in (
+            (
+                'self._name, self._about = _OURS + secrets.token_hex(4), b""',
+                "self._name, self._about = (_OURS + secrets.token_hex(5), b'')",
+                "a longer name is as new",
+            ),
+            (
+                "return zlib.crc32(boot_identity().encode()) or 1",
+                "return zlib.crc32(boot_identity().encode()) or 2",
+                "a number that is not 0",
+            ),
+            ('_REPLACE = getattr(os, "XATTR_REPLACE", 0)', "_REPLACE = getattr(os, 'XATTR_REPLACE', 1)", "Linux has it"),
+            (
+                "if any(a == b for a, b in zip(numbers, mine, strict=True)):",
+                "if any((a == b for a, b in zip(numbers, mine, strict=False))):",
+                "both are two numbers",
+            ),
+        )
+    },
     ("train/guard.py", "_registrations, _changes = 0, count(1)", ANY): "only whether the number has changed is asked",
     (
         "train/books.py",

@@ -232,14 +232,17 @@ def test_a_folder_that_keeps_no_attributes_knows_nothing(tmp_path, monkeypatch):
     assert frames.known == Known()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_folder_knows_the_newest_of_each_run_by_the_run_or_by_its_file(tmp_path, monkeypatch, seed):
+@pytest.mark.parametrize("births", ["told", "not told"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_folder_knows_the_newest_of_each_run_by_the_run_or_by_its_file(tmp_path, monkeypatch, seed, births):
     """Its length now, its length at the last flush, the steps that may have been released; after a restart of the machine the flushed."""
+    if births == "not told":
+        monkeypatch.setattr(journal_place, "born", lambda file: 0)
     draw, frames = random.Random(seed), Frames(tmp_path / "journal", new=True)
     frames.tell(note=f"{seed}")
     if not frames.claim(frames.known):
         pytest.skip("the disk keeps no attributes")
-    size, flushed, begun = frames.path.stat().st_size, 0, 0
+    size, flushed, begun, opened = frames.path.stat().st_size, 0, 0, len(os.listdir("/proc/self/fd"))
     for _ in range(30):
         if draw.random() < 0.3:
             begun = max(begun, (asked := draw.randrange(100)))
@@ -253,6 +256,7 @@ def test_a_folder_knows_the_newest_of_each_run_by_the_run_or_by_its_file(tmp_pat
         with monkeypatch.context() as patch:
             patch.setattr(journal_place, "boot_identity", lambda: "another start")
             assert frames.known.least == flushed
+    assert len(os.listdir("/proc/self/fd")) <= opened  # who asks leaves nothing open
     frames.close()
     content = frames.path.read_bytes()
     (tmp_path / "copy").write_bytes(content)  # the same run in another file
