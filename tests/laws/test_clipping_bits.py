@@ -228,7 +228,6 @@ import torch
 from torch import nn
 from hushgrad.clipping.batch_invariance import invariant_rows, request_batch_invariance, require_batch_invariance
 request_batch_invariance()
-torch.manual_seed(0)
 
 def look(threads):
     torch.set_num_threads(threads)
@@ -236,7 +235,15 @@ def look(threads):
         for out in (1, 2, 4, 7, 10):
             model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
             require_batch_invariance(model, torch.randn(40 * threads, wide), multiple=invariant_rows(threads))
+    for wide in (1, 3, 5):  # functions of single numbers, of which the last ones of a tensor are computed by another formula
+        for layer in (nn.SiLU(), nn.Softplus(), nn.Mish(), nn.Sigmoid(), nn.GELU("tanh"), nn.ELU(), nn.GELU()):
+            require_batch_invariance(
+                nn.Sequential(nn.Linear(6, wide), layer), torch.randn(64 * threads, 6), multiple=invariant_rows(threads)
+            )
     for model, size in (
+        (nn.Conv2d(7, 5, 1), (7, 5, 5)),
+        (nn.Conv2d(32, 64, 1), (32, 1, 1)),
+        (nn.Conv2d(1, 1, 1), (1, 9, 9)),
         (nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), (1, 8, 8)),
         (nn.Sequential(nn.Conv2d(1, 16, 8, 2), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 4, 2), nn.Flatten(), nn.Linear(128, 9)), (1, 28, 28)),
         (nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), (784,)),
@@ -246,33 +253,10 @@ def look(threads):
     for _ in range(40):
         wide, out = (int(2 ** draw.uniform(0, 11)) for _ in range(2))
         model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
-<<<<<<< Updated upstream
-        require_batch_invariance(model, torch.randn(40 * threads, wide), multiple=invariant_rows(threads))
-for wide in (1, 3, 5):  # functions of single numbers, of which the last ones of a tensor are computed by another formula
-    for layer in (nn.SiLU(), nn.Softplus(), nn.Mish(), nn.Sigmoid(), nn.GELU("tanh"), nn.ELU(), nn.GELU()):
-        require_batch_invariance(
-            nn.Sequential(nn.Linear(6, wide), layer), torch.randn(64 * threads, 6), multiple=invariant_rows(threads)
-        )
-for model, size in (
-    (nn.Conv2d(7, 5, 1), (7, 5, 5)),
-    (nn.Conv2d(32, 64, 1), (32, 1, 1)),
-    (nn.Conv2d(1, 1, 1), (1, 9, 9)),
-    (nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)), (1, 8, 8)),
-    (nn.Sequential(nn.Conv2d(1, 16, 8, 2), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 4, 2), nn.Flatten(), nn.Linear(128, 9)), (1, 28, 28)),
-    (nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), (784,)),
-):
-    require_batch_invariance(model, torch.randn(128, *size), multiple=invariant_rows(threads))
-draw = random.Random(threads)
-for _ in range(40):
-    wide, out = (int(2 ** draw.uniform(0, 11)) for _ in range(2))
-    model = nn.Sequential(nn.Linear(wide, out), nn.Tanh(), nn.Linear(out, 3))
-    require_batch_invariance(model, torch.randn(8 * threads * draw.randint(1, 6), wide), multiple=invariant_rows(threads))
-=======
         require_batch_invariance(model, torch.randn(8 * threads * draw.randint(1, 6), wide), multiple=invariant_rows(threads))
 
 for threads in (4, 1, 2):
     look(threads)
->>>>>>> Stashed changes
 """
 
 
