@@ -158,10 +158,10 @@ class Passes:
             self.running = running
 
     @eagerly
-    def _repeat(self, structure: Structure, inputs: Any, B: int) -> None:
-        """Repeat a part of the proof."""
-        with self._kept(for_good=True, again=True):
-            self._trials.repeat(structure, inputs, B)
+    def _repeat(self, structure: Structure, inputs: Any, B: int, *, brief: bool) -> None:
+        """Repeat a part of the proof, in the state that this pass begins in."""
+        with self._kept(for_good=True, again=not brief):
+            self._trials.repeat(structure, inputs, B, brief=brief)
 
     def _counted(self, inputs: Any) -> int:
         """How many examples the inputs hold, if not announced: the first or second dimension of the first tensor."""

@@ -175,8 +175,10 @@ class Root(Passes):
                 self._tries, faint = self._tries + 1, found[0]
             if found and faint is None:
                 lot = int(self._lot.random() * 4 * REPEAT_ONE_IN)  # 0: repeat the whole proof
-                if 0 < lot < 4:
-                    self._repeat(found[0], (args, kwargs), B)
+                if 0 < lot < 4 or (
+                    lot and (self._trials.moves_buffers or self.attributes.timed) and self._trials.is_new(found[0])
+                ):
+                    self._repeat(found[0], (args, kwargs), B, brief=lot >= 4)
                 if lot:
                     return Pass((args, kwargs), B, found, key)
         made = self._unknown((args, kwargs), tensors, key, expected, aside=aside, faint=faint)

@@ -252,13 +252,17 @@ def _by_memory(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: R
 
 
 def _earlier(stage: Sealing, structure: Structure, inputs: Any, few: Any, B: int, lot: Random) -> Iterator[Any]:
-    """Batches that a pass may come after: copies of one example, and ``few`` made every kind, one for each or for all of them.
+    """Batches that a pass may come after: copies of one example, fewer and more, and ``few`` made every kind, one for each or for all.
 
     A single kind may change nothing: integers cannot be negated, and turned round they have the same mean.
     """
     n = min(B, SEAL_EXAMPLES)
     for one in lot.sample(range(B), min(B, SEAL_UNCHANGED)):
         yield part_of(structure.reading, inputs, [one] * n, B)
+    for size in (n - 1, n + 1, 1):
+        made = part_of(structure.reading, inputs, [k % B for k in range(size)], B)
+        if size and tried(stage, made) is not None:
+            yield made
     for kinds in (KINDS, *([kind] for kind in KINDS)):
         made = structure.reading.changed(few, {i: kinds[i % len(kinds)] for i in range(n)}, n)
         if tried(stage, made) is not None:

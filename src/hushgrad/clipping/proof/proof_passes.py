@@ -59,6 +59,8 @@ class ProofPasses:
         self._start: dict[str, Tensor] = {}
         self._clocks: list[Place] | None = None  # None before the first pass
         self._counts: list[str] = []  # scalar buffers that a pass changes
+        self._times: set[Any] = set()  # values of its clocks at which passes were looked at
+        self.moves_buffers = False  # whether some pass has changed a buffer
         self._spares_parameters = not seal  # verified, or not required
         large = sys.platform == "linux" and sum(p.numel() for p in self.model.parameters()) >= _LARGE
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if large else None  # glibc's
@@ -170,7 +172,7 @@ class ProofPasses:
         self._spares_parameters = True
         now = dict(self.model.named_buffers())
         moved = [n for n, was in self._start.items() if n in now and was.shape == now[n].shape and not equal(was, now[n])]
-        self._wrote = self._wrote or bool(moved)
+        self._wrote, self.moves_buffers = self._wrote or bool(moved), self.moves_buffers or bool(moved)
         self._counts = [n for n in moved if self._start[n].numel() == 1 and self._start[n].dtype is not torch.bool]
         self._clocks = clocks
         return output

@@ -133,6 +133,7 @@ def _structure(
         fragile=fragile,
         routed=any(p.layout.kind is Kind.ROWS for p in places.values()),
         ways=ways,
+        told=reading.uneven or bool(reading.even),
         traces=KnownTraces(frozenset() if first.trace == second.trace else None),
     )
 

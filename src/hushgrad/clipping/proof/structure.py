@@ -70,6 +70,7 @@ class Structure(NamedTuple):
     routed: bool  # the data choose rows: other data make other calls
     ways: tuple[Way | None, ...] = ()  # in which outputs hold examples of different lengths
     dispatched: bool = False  # passes are to be watched where operations are dispatched, too
+    told: bool = False  # whether inputs tell whose rows are whose: what they tell decides as well
     traces: KnownTraces | None = None  # what passes of the proof did; None: somebody vouches for the model
 
     def same_as(self, other: Structure) -> bool:
@@ -211,6 +212,7 @@ class Known:
     def __init__(self) -> None:
         self._proved: dict[Any, list[Structure]] = {}
         self._placed: set[tuple[int, int, Kind, int]] = set()  # inputs, one of them, and where its examples were
+        self._told = False  # whether inputs tell of any of them whose rows are whose
         self._between: dict[Any, list[Structure]] = {}  # of lengths between the proved ones
         self.asked: Any = (
             None  # the last question of `read_as` about plain tensors: key, expected and their sizes; and its answer
@@ -239,6 +241,7 @@ class Known:
         Interpolated structures are forgotten. ``of_one``: there was a single example.
         """
         layouts = structure.reading.layouts
+        self._told = self._told or structure.told
         if not of_one:  # of which every reading is right
             self._placed |= {(len(layouts), k, *v[:2]) for k, v in enumerate(layouts) if isinstance(v, Layout)}
         looks = (structure.sizes, structure.order, structure.shapes)
@@ -271,14 +274,14 @@ class Known:
                 continue
             found: list[Structure] = []
             for s in proved if n != 1 else ():
-                if n <= s.most and sizes_of(tensors, s.reading, n) == s.sizes:
-                    listed = s.reading.even or str in map(type, s.reading.layouts)  # as `fits`, in fewer calls
-                    if not listed or s.reading.tells(tensors, n):
-                        found.append(s)
+                if (
+                    n <= s.most
+                    and sizes_of(tensors, s.reading, n) == s.sizes
+                    and not (s.told and not s.reading.tells(tensors, n))
+                ):
+                    found.append(s)
             answer.append((n, found if found or n == 1 or len(proved) < PROVED_LENGTHS else self._concluded(key, tensors, n)))
-        plain = {*map(type, tensors)} == _TENSORS
-        for s in proved:
-            plain = plain and not (s.reading.even or str in map(type, s.reading.layouts))
+        plain = {*map(type, tensors)} == _TENSORS and not self._told
         self.asked, self.answer = (key, expected, [*map(_shape, tensors)]) if plain else None, answer
         return answer
 

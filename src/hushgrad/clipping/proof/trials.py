@@ -90,12 +90,22 @@ class Trials(Refusals):
         assert first is not None
         return first
 
-    def repeat(self, structure: Structure, inputs: Any, B: int) -> None:
-        """For a pass that looks like a proved one: replace the other examples and make them extreme once more. Raises NotIsolated."""
+    def is_new(self, structure: Structure) -> bool:
+        """Whether a pass, of a model that counts or follows a schedule, is the first at its values."""
+        at = (structure.sizes, *[value for *_, value in self._attributes.times()])
+        new = self.moves_buffers or at not in self._times
+        self._times.add(at)
+        return new
+
+    def repeat(self, structure: Structure, inputs: Any, B: int, *, brief: bool) -> None:
+        """For a pass that looks like a proved one: replace the other examples and make them extreme once more. Raises NotIsolated.
+
+        ``brief``: only ordinary and large replacements.
+        """
         inputs = finite(inputs, structure.reading)
         self.opening = lengthened(structure.ways, leaves(inputs))
         with self._proving(FixedRandomness()):
-            problem = swayed(self, structure, inputs, B, self._lot) if self._seal else None
+            problem = swayed(self, structure, inputs, B, self._lot, brief=brief) if self._seal else None
         if problem is not None:
             self._refuse(inputs, B, Failure(Broken(problem, influence=True), None, frozenset()))
 
