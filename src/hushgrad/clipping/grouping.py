@@ -13,7 +13,7 @@ from hushgrad.clipping.base import ClippedSum
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
 from hushgrad.clipping.preconditioned import precondition
-from hushgrad.clipping.reconcile import problem_of
+from hushgrad.clipping.reconcile import REPLACED, is_replaced, problem_of
 from hushgrad.clipping.reduce import Group, Part, Use, add_clipped
 from hushgrad.clipping.rejected import joined
 from hushgrad.clipping.root import Root
@@ -150,6 +150,7 @@ class Grouping:
         """Require that every trainable parameter was seen completely; otherwise raise, and forget the passes."""
         problem = problem_of(self._tape, self._params, self._frozen, require_all=self.unused == "raise")
         if problem:
+            problem = REPLACED if is_replaced(self.model, self._params) else problem
             self._tape.failure = problem  # until the passes are discarded
             raise CaptureError(problem)
 

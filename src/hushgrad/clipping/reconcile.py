@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 Params = Mapping[str, nn.Parameter]
 
 
+REPLACED = (
+    "The model's parameters are not those that were made private: one was replaced, by those of another layer, a parametrization or "
+    "pruning. Detach, change the model, and call make_private again."
+)
+
+
+def is_replaced(model: nn.Module, params: Params) -> bool:
+    """Whether a captured parameter is none of the model's any more; torch tells nobody of what is put into a module's dictionaries."""
+    now = dict(model.named_parameters(remove_duplicate=False))
+    return any(now.get(name) is not p for name, p in params.items())
+
+
 def problem_of(tape: Tape, params: Params, frozen: Sequence[tuple[str, nn.Parameter]], *, require_all: bool) -> str | None:
     """Why the passes so far cannot be clipped, with the remedy; None if they can."""
     return (

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hushgrad.clipping._torch import AS_TORCH, entering, is_autocast, nodes_made, pop_mode, pop_packing, push_mode, push_packing
+from hushgrad.clipping._torch import (
+    AS_TORCH,
+    entering,
+    is_autocast,
+    nodes_made,
+    pop_mode,
+    pop_packing,
+    push_mode,
+    push_packing,
+    transform,
+)
 from hushgrad.clipping._torch_compile import is_exporting, is_tracing, refuse_tracing
 from hushgrad.clipping.passes import Passes, is_evaluation
 from hushgrad.clipping.proof.call_trace import CallTrace, Dispatch
@@ -118,6 +128,8 @@ class Root(Passes):
             self.running.append(_aside() if module is self.model and proving else None)
             tape.entered_again = tape.entered_again or (tape.calls is not None and module is self.model and not proving)
             return
+        if not proving and transform() is not None:
+            tape.refuse_transformed("")
         if proving:
             examples, structure = self._trials.of
             here: Pass | None = Pass((args, kwargs), examples, [] if structure is None else [structure], fresh=True)

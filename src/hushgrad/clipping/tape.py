@@ -108,8 +108,9 @@ class Tape(Batches):
         """Refuse a module called by a function that torch.func transforms."""
         self.fail(
             f"{path or 'The model'} was called inside of torch.func (vmap, grad, jvp), where no gradient of its output can be "
-            "waited for. Call it on the whole batch, or have the module that does so run by example: "
-            "hushgrad.clipping.rule(ThatModule)(hushgrad.clipping.rules.VmapTree)."
+            "waited for. Call it on the whole batch; where it is evaluated only, inside of torch.no_grad(), or take a copy "
+            "(copy.deepcopy); or have the module that does so run by example: hushgrad.clipping.rule(ThatModule)"
+            "(hushgrad.clipping.rules.VmapTree)."
         )
 
     def refuse_nested(self, who: str) -> NoReturn:

@@ -85,7 +85,8 @@ class ProofPasses:
                 for p, _ in grads:
                     p.grad = None
                 tape.deaf = True
-                yield
+                with torch.autograd.set_detect_anomaly(False):  # no anomaly of the user's: losses that are no numbers are tried
+                    yield
         finally:
             self.runs, self.kept, self._start = None, None, {}
             for p, g in grads:
@@ -257,13 +258,14 @@ class ProofPasses:
         return buffers_of(self.model)
 
     @contextmanager
-    def later(self, passes: int) -> Iterator[bool]:
-        """Inside, the model's own counters are ``passes`` ahead; yields False if it has none."""
-        start = self._start
-        self._start = start | {name: start[name] + passes for name in self._counts}
+    def later(self, passes: int, only: int | None = None) -> Iterator[int]:
+        """Inside, the model's own counters, or ``only`` one of them, are ``passes`` ahead; yields how many it has."""
+        start, n = self._start, len(self._counts)
+        counts = [name for k, name in enumerate(self._counts) if only in (None, k)]
+        self._start = start | {name: start[name] + passes for name in counts}
         try:
-            with self._attributes.later(self._clocks or [], passes) as keeps_time:
-                yield keeps_time or bool(self._counts)
+            with self._attributes.later(self._clocks or [], passes, None if only is None else only - n) as clocks:
+                yield n + clocks
         finally:
             self._start = start
 

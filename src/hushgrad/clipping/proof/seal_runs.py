@@ -37,8 +37,8 @@ class Sealing(Stage, Protocol):
     def buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers as the last pass left them."""
 
-    def later(self, passes: int) -> AbstractContextManager[bool]:
-        """Inside, the model's own counters are ``passes`` ahead; yields False if it has none."""
+    def later(self, passes: int, only: int | None = None) -> AbstractContextManager[int]:
+        """Inside, the model's own counters, or ``only`` one of them, are ``passes`` ahead; yields how many it has."""
 
     def seeds(self) -> frozenset[int]:
         """The seeds of the generators that the last pass has drawn from."""

@@ -127,14 +127,14 @@ class Attributes(Key):
                 d[name] = value
 
     @contextmanager
-    def later(self, clocks: list[Place], passes: int) -> Iterator[bool]:
-        """Inside, the clocks, and numbers that the user sets before a pass, are advanced by ``passes``; yields False if there are none."""
+    def later(self, clocks: list[Place], passes: int, only: int | None = None) -> Iterator[int]:
+        """Inside, clocks, and numbers that the user sets before a pass, or ``only`` one, are ``passes`` ahead; yields how many exist."""
         every = {(id(d), name): (d, name) for d, name in (*clocks, *self._set())}.values()
         kept = [(d, name, d[name]) for d, name in every if type(d.get(name)) in (int, float)]  # one may start as None
-        for d, name, value in kept:
-            d[name] = value + passes
+        for k, (d, name, value) in enumerate(kept):
+            d[name] = value + passes if only in (None, k) else value
         try:
-            yield bool(kept)
+            yield len(kept)
         finally:
             for d, name, value in kept:
                 d[name] = value

@@ -24,6 +24,7 @@ from hushgrad.clipping.proof.seal import Broken, broken
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.variable_lengths import Opening, lengthened, openings, tells_lengths
+from hushgrad.clipping.reconcile import REPLACED, is_replaced
 from hushgrad.clipping.thresholds import SEAL_EXAMPLES
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 
@@ -172,6 +173,8 @@ class Trials(Refusals):
                 "Let the model take any number of examples, one too (squeeze(1) rather than squeeze(), which drops the examples' dimension "
                 "as well), or vouch for it with check_isolation=False."
             )
+            if self._capture.whole and is_replaced(self.model, self._capture.trained):
+                message = REPLACED
             return Failure(None, CaptureError(message), frozenset(quiet.drawn))
         if problem is not None and more is not None:
             return self._tried_so(inputs, B, known, [])
