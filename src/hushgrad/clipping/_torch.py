@@ -5,6 +5,7 @@ This file: graphs, hooks and modes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -47,6 +48,37 @@ function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # The saved-tensor hooks that are active now, if any, even where they are switched off for a moment.
 packing: Callable[[bool], tuple[Any, Any] | None] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def dict_of(kind: type) -> dict[str, Any]:
+    """The dict of a class, which it shows through a proxy."""
+    (table,) = gc.get_referents(vars(kind))
+    return table  # type: ignore[no-any-return]
+
+
+def _counting() -> Callable[[dict[Any, Any]], int] | None:
+    """A number for a dict's content, which every write changes; None where this interpreter does not show one, or not for all writes."""
+    version: Any = getattr(getattr(torch._C._dynamo, "guards", None), "dict_version", None)
+
+    class Held:
+        name: Any = None
+
+    held = Held()
+    tables = vars(held), dict_of(Held)
+    try:
+        for k in range(100):  # an interpreter comes to write in other ways to what it often writes to
+            before = [*map(version, tables)]
+            held.name = Held.name = k
+            after = [*map(version, tables)]
+            if before[0] == after[0] or before[1] == after[1] or after != [*map(version, tables)]:
+                return None
+    except (TypeError, RuntimeError):
+        return None
+    return version  # type: ignore[no-any-return]
+
+
+# Guards of torch.compile compare dicts with their earlier state in this way.
+dict_version = _counting()
 
 
 def retains() -> bool:

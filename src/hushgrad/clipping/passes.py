@@ -22,7 +22,6 @@ from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.survey_notes import not_again
 from hushgrad.clipping.proof.trials import Trials
 from hushgrad.clipping.site import Call
-from hushgrad.clipping.thresholds import MOST_LINES
 from hushgrad.errors import CaptureError, NotIsolated
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ class Passes:
         # A plain structure, examples, and the shapes of its calls.
         self._usual: tuple[Structure | None, int, Any] = (None, 0, None)
         self._line: StraightLine | None = None  # the model, if it is a chain of torch's own layers
-        self._lined: dict[Any, Structure] = {}  # what its passes were that were traced, by their key
-        self._lines = MOST_LINES  # how many times it may still be looked at as a whole
+        self._lined: dict[int, Structure] = {}  # what its passes were that were traced, by their id
+        self._wait = 0  # how many traced passes it is until it is looked at again as a whole
         self._size: tuple[Any, ...] | None = None  # of one example in each input, in the last pass
         self._tries = 0  # proofs repeated because a layer had no gradient
         self.announces = False  # whether the number of examples is announced for each training pass

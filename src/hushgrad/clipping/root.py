@@ -37,7 +37,7 @@ from hushgrad.clipping.proof.straight_line import StraightLine
 from hushgrad.clipping.proof.structure import NATIVE, Structure, are_sized
 from hushgrad.clipping.site import Call
 from hushgrad.clipping.table_reads import TableReads
-from hushgrad.clipping.thresholds import MOST_REPEATS, REPEAT_ONE_IN
+from hushgrad.clipping.thresholds import LOOK_AGAIN, MOST_REPEATS, REPEAT_ONE_IN
 from hushgrad.errors import NotIsolated
 
 _site, _shapes, _shape, _is_nested = attrgetter("site"), attrgetter("shapes"), attrgetter("shape"), attrgetter("is_nested")
@@ -55,6 +55,7 @@ class Pass:
     nodes = 0
     draws: Draws | None = None  # the state of other generators than torch's, if the model draws from them
     times: list[Time] | None = None  # the values of the model's clocks at its start
+    straight = False  # it must make the calls of an earlier pass that was traced: see proof/straight_line.py
     is_aside = False  # a proof's pass without capture: only its calls are recorded
 
     def __init__(self, inputs: Any, examples: int, candidates: list[Structure], key: Any = None, fresh: bool = False) -> None:
@@ -156,13 +157,14 @@ class Root(Passes):
         if tables and not proving:
             trace: CallTrace | None = TableReads(tables)
         else:
-            trace = CallTrace() if watched and (proving or not self._is_straight(here, args, kwargs)) else None
+            trace = CallTrace() if watched and (proving or not here.straight) else None
         here.enter(training=self.model.training, trace=trace)
 
     def _known_or_proved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass | None:
         """The pass over these inputs, with structures that were proved, now if necessary. None: an evaluation."""
         tensors = data = [*args]
-        if kwargs or {*map(type, args)} != _TENSORS:  # most models are given tensors, and nothing else
+        usual = not kwargs and {*map(type, args)} == _TENSORS  # most models are given tensors, and nothing else
+        if not usual:
             tensors = leaves((args, kwargs) if kwargs else args)
             data = tensors if {*map(type, tensors)} == _TENSORS else [data_of(t) for t in tensors]
         expected, within = self._tape.expected()
@@ -177,7 +179,8 @@ class Root(Passes):
         looks = self._capture.looks
         if looks is not None and looks.due:
             self._look()
-        key, known, faint = self.attributes.key(data), self.known, None
+        straight = usual and self._line is not None and self._line.holds()
+        key, known, faint = self.attributes.key(data, again=straight), self.known, None
         # Most passes look like the last one.
         same = (key, expected, [*map(_shape, data)]) == known.asked and data is tensors
         for B, found in known.answer if same else known.read_as(key, tensors, expected) if expected != 0 and self._whole else ():
@@ -192,26 +195,25 @@ class Root(Passes):
                 ):
                     self._repeat(found[0], (args, kwargs), B, brief=lot >= 4)
                 if lot:
-                    return Pass((args, kwargs), B, found, key)
+                    here = Pass((args, kwargs), B, found, key)
+                    here.straight = straight and len(found) == 1 and self._lined.get(id(found[0])) is found[0]
+                    return here
         made = self._unknown((args, kwargs), tensors, key, expected, aside=aside, faint=faint)
         return None if made is None else Pass((args, kwargs), *made)
 
-    def _is_straight(self, here: Pass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a pass must make the calls of an earlier one that was traced: see :mod:`hushgrad.clipping.proof.straight_line`."""
-        if self._line is None or self._lined.get(here.key) is not here.structure or len(here.candidates) != 1:
-            return False
-        return not kwargs and {*map(type, args)} == _TENSORS and self._line.holds()
-
     def _note_line(self, here: Pass) -> None:
         """After a usual pass that was traced: the next one needs no trace if the model is a chain of torch's own layers."""
-        args, kwargs = here.inputs
-        if here.structure is None or here.structure.traces is None or kwargs or self.attributes.key(args) != here.key:
+        self._wait -= 1
+        (args, kwargs), structure = here.inputs, here.structure
+        known = self._line is not None and self._line.holds()
+        if structure is None or structure.traces is None or kwargs or (self._wait >= 0 and not known):
             return
-        if self._line is None or not self._line.holds():
-            self._lines, self._lined = self._lines - 1, {}
-            self._line = StraightLine.of(self.model, self._enter, self._exit)
+        if self.attributes.key(args) != here.key:
+            return
+        if not known:
+            self._line, self._lined, self._wait = StraightLine.of(self.model, self._enter, self._exit), {}, LOOK_AGAIN
         if self._line is not None:
-            self._lined[here.key] = here.structure
+            self._lined[id(structure)] = structure
 
     # A pass ends ---------------------------------------------------------------------------------------------------------
 
@@ -231,7 +233,7 @@ class Root(Passes):
             self._tried(here, made, output)
         elif not self._as_usual(here, made, output):
             self._place(here, made, output)
-        elif self._lines and type(here.trace) is CallTrace:
+        elif type(here.trace) is CallTrace:
             self._note_line(here)
         if self._capture.looks is not None and self._capture.looks.open and self._trials.runs is None:
             self._looked()

@@ -48,8 +48,9 @@ SCHEDULE_VALUES = 8
 REPEAT_ONE_IN = 1000
 # How many proofs are repeated in all because a layer had no gradient in an earlier one.
 MOST_REPEATS = 8
-# How many times a model is looked at as a whole, to tell whether it is a chain of torch's own layers whose passes need no trace.
-MOST_LINES = 8
+# A model is looked at as a whole after this many traced passes, to tell whether it is a chain of torch's own layers, which needs no trace:
+# as long as nothing else has changed it in between, at the first of them. A look costs as much as a few dozen traces.
+LOOK_AGAIN = 64
 # How many examples are added to the few that a proof runs alone, if others have a gradient where these have none.
 MOST_SHOWN = 4
 # After this many proved lengths with the same layouts, a length between them needs no proof of its own.

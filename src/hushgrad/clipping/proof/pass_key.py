@@ -7,13 +7,12 @@ The values that are compared here are listed elsewhere (:mod:`~hushgrad.clipping
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain, starmap
-from operator import attrgetter, is_, itemgetter, methodcaller
-from types import CellType, FunctionType
+from itertools import starmap
+from operator import attrgetter, is_, methodcaller
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 
 from hushgrad.clipping._torch import dispatch_modes, function_modes, is_autocast, packing
 
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
     from hushgrad.clipping.proof.untrained_tensors import UntrainedTensors
 
 PLAIN = frozenset((bool, int, float, str, type(None)))  # attributes that may decide what a forward does
-OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 values_of, forward_of, _kind = methodcaller("values"), attrgetter("forward"), attrgetter("dtype", "ndim")
-_code, _inside, _hooks, _keys = attrgetter("__code__"), attrgetter("cell_contents"), itemgetter(*OF_HOOKS), methodcaller("keys")
-_lacks_its_own = methodcaller("isdisjoint", frozenset(("forward", "_conv_forward", "_call_impl", "_compiled_call_impl")))
+_code, _inside = attrgetter("__code__"), attrgetter("cell_contents")
 
 
 class Wired:
@@ -47,59 +44,54 @@ class Key:
     _wired: int
     _untrained: UntrainedTensors
     _list: Callable[[], None]  # lists everything again
+    _found: tuple[int, tuple[Any, ...]] | None = None  # composition and plain attributes in the last key; None: list them again
 
-    def key(self, data: Iterable[Tensor]) -> tuple[Any, ...]:
-        """The composition, autocast, the kinds of untrained tensors, the plain attributes except clocks, and dtype and rank of ``data``."""
-        wiring = self._wiring
-        tables, places, types = wiring.watched
-        now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
-        if now != wiring.seen or any(wiring.empty):
-            wiring.look()
-        if sum(map(len, self._dicts)) != self._size or wiring.number != self._wired:
-            self._list()
-        values = [*starmap(dict.get, self._places)]
-        if not PLAIN.issuperset(map(type, values)):
-            values = [v if type(v) in PLAIN else type(v) for v in values]
-        return (
-            self._wired,
-            is_autocast(),
-            self._untrained.kinds() if self._untrained.places else (),
-            tuple(values),
-            *map(_kind, data),
-        )
+    def key(self, data: Iterable[Tensor], *, again: bool = False) -> tuple[Any, ...]:
+        """The composition, autocast, the kinds of untrained tensors, the plain attributes except clocks, and dtype and rank of ``data``.
+
+        ``again``: composition and attributes are those of the last key.
+        """
+        if not again or self._found is None:
+            wiring = self._wiring
+            tables, places, types = wiring.watched
+            now = [*map(tuple, map(values_of, tables)), *starmap(dict.get, places), *map(forward_of, types)]
+            if now != wiring.seen or any(wiring.empty):
+                wiring.look()
+            if sum(map(len, self._dicts)) != self._size or wiring.number != self._wired:
+                self._list()
+            values = [*starmap(dict.get, self._places)]
+            if not PLAIN.issuperset(map(type, values)):
+                values = [v if type(v) in PLAIN else type(v) for v in values]
+            self._found = self._wired, tuple(values)
+        wired, plain = self._found
+        return (wired, is_autocast(), self._untrained.kinds() if self._untrained.places else (), plain, *map(_kind, data))
 
 
 class Line:
     """What decides about the calls of a chain of layers, as :class:`~hushgrad.clipping.proof.straight_line.StraightLine` has listed it."""
 
     _modules: list[nn.Module]
-    _classes: list[type]  # theirs, and all bases
-    _tables: list[dict[str, Any]]  # of children and parameters
+    _kinds: list[type]  # theirs
+    _own: list[dict[str, Any]]  # their attributes
     _params: list[nn.Parameter | None]
-    _places: list[tuple[Any, str]]  # whatever else is looked up, with its name
+    _plain: list[type]  # theirs
+    _dicts: list[dict[Any, Any]]  # all in which something is looked up: attributes, hooks, children, classes, functions by name
+    _version: Callable[[dict[Any, Any]], int]
+    _versions: list[int]  # of these dicts
     _functions: list[FunctionType]
+    _codes: list[CodeType]
     _cells: list[CellType]  # of their closures
-    _lacks: Callable[[Any], bool]  # whether a class has nothing in front of its modules' attributes
-    _seen: list[Any] | None = None
+    _inside: list[Any]
 
     def holds(self) -> bool:
-        """Whether a pass that begins now makes the calls of one that began when this was asked first."""
-        if function_modes() or dispatch_modes() or packing(True) is not None or _module._global_backward_pre_hooks:
-            return False
-        try:
-            now = [
-                *chain.from_iterable(map(_hooks, map(vars, self._modules))),
-                *chain.from_iterable(map(values_of, self._tables)),
-                *map(type, self._modules),
-                *map(type, self._params),
-                *starmap(getattr, self._places),
-                *map(_code, self._functions),
-                *map(_inside, self._cells),
-            ]
-        except (AttributeError, ValueError):  # deleted, or emptied
-            return False
-        seen = self._seen = now if self._seen is None else self._seen
-        if len(now) != len(seen) or not all(map(is_, now, seen)):
-            return False
-        mine, its = map(vars, self._modules), map(vars, self._classes)
-        return all(map(_lacks_its_own, map(_keys, mine))) and all(map(self._lacks, map(_keys, its)))
+        """Whether a pass that begins now makes the calls of one that began when these were listed."""
+        return (
+            [*map(self._version, self._dicts)] == self._versions
+            and not (function_modes() or dispatch_modes())
+            and packing(True) is None
+            and all(map(is_, map(vars, self._modules), self._own))
+            and [*map(type, self._modules)] == self._kinds
+            and [*map(type, self._params)] == self._plain
+            and all(map(is_, map(_code, self._functions), self._codes))
+            and all(map(is_, map(_inside, self._cells), self._inside))
+        )

@@ -55,6 +55,7 @@ class Attributes(Key):
         self.__init__(state["model"])  # type: ignore[misc]
 
     def _list(self) -> None:
+        self._found = None
         self._wiring.look()
         self._wired = self._wiring.number
         self._dicts = attributes_of(self._model)

@@ -2,30 +2,31 @@
 
 What a forward calls may depend on a hidden counter, a rare token or the clock, so it is traced. A chain of torch's own layers calls what
 its structure says, as long as nobody has put something of his own in between. One of its passes is traced; the next ones call the same if
-everything that decides about it is as it was then. That is looked at before each pass, and costs a tenth to a half of a trace:
+everything that decides about it is as it was then, which is looked at before each pass:
 
-| what | how |
-|---|---|
-| modules, parameters, tables of hooks, what a forward reads of its module | the very same objects, of exactly torch's classes |
-| what a module, or a class, could have in front of them: its own ``forward``, a property ``weight`` | not there |
-| hooks inside of the pass | the capture's alone; that they are the same is part of the pass's key |
-| ``forward``, ``__call__`` and so on of the classes; what these look up: ``F.linear``, ``torch.relu`` | the very same functions and code |
-| modes of functions and of dispatch, functions that pack saved tensors | none |
+- No dict in which a pass looks something up was written to, as the interpreter counts: attributes, parameters, children and hooks of the
+  modules, hooks of all modules, members of the classes, the rooms in which functions are found by name (``F.linear``, ``torch.relu``).
+- Modules, parameters, and the code of the functions are of the same classes, and have the same dicts and cells.
+- No mode of functions or of dispatch is active, and nothing packs saved tensors.
+
+What was in all of these when the line was drawn is torch's own, or the capture's: :meth:`StraightLine.of` looks at each of it.
+Numbers and words among the attributes need no further look: they are part of the pass's key, which is that of an earlier pass then, too.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import chain, starmap
-from operator import methodcaller
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from hushgrad.clipping.proof.pass_key import OF_HOOKS, PLAIN, Line
+from hushgrad.clipping._torch import dict_of, dict_version
+from hushgrad.clipping.proof.pass_key import PLAIN, Line
 from hushgrad.clipping.proof.state import TORCHS
 from hushgrad.clipping.site import Site
 
@@ -39,13 +40,12 @@ LAYERS = frozenset(
 )  # fmt: skip
 _KINDS = LAYERS | {nn.Sequential}
 _FORWARDS = ("forward", "_conv_forward", "__iter__")
-_CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
-_CALLS = [getattr(nn.Module, name) for name in _CALLED[1:4]]
-_ALWAYS = ("_parameters", "_buffers", "_modules", *OF_HOOKS)  # read of every module, which no class may have instead
-_PARTS = ("_modules", "_parameters")
+_CALLS = [getattr(nn.Module, name) for name in ("_wrapped_call_impl", "_call_impl", "__getattr__")]
+# What a call reads of its module, and of all modules.
+_TABLES = frozenset(("_parameters", "_modules", "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"))
+_GLOBAL = [getattr(_module, f"_global_{name}_hooks") for name in ("forward_pre", "forward", "backward_pre", "backward")]
 _FUNCTIONAL = nn.functional.__name__
-_GLOBAL = [(_module, name) for name in vars(_module) if name.startswith("_global_") and "registration" not in name]
-_TABLES = frozenset((dict, OrderedDict, set, bool, type(None)))  # torch's own attributes
+_OF_TORCH = frozenset((dict, OrderedDict, set, bool, type(None)))  # its own attributes
 _UNREAD = "_reversed_padding_repeated_twice"  # of a convolution that pads with zeros
 _IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, type)  # a class is asked for, not called
 
@@ -62,21 +62,24 @@ class StraightLine(Line):
     (False, None)
     """
 
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self._modules = modules
-        self._tables = [table for m in modules for table in (m._modules, m._parameters) if table]
+    def __init__(self, modules: list[nn.Module], version: Callable[[dict[Any, Any]], int]) -> None:
+        self._modules, self._kinds, self._version = modules, [*map(type, modules)], version
+        self._own = [*map(vars, modules)]
         self._params = [p for m in modules for p in m._parameters.values()]
-        kinds: list[Any] = [*dict.fromkeys(map(type, modules))]
+        self._plain = [*map(type, self._params)]
+        kinds: list[Any] = [*dict.fromkeys(self._kinds)]
         self._classes = [*dict.fromkeys(c for kind in kinds for c in kind.__mro__ if c is not object)]
-        members = [(kind, name) for kind in kinds for name in (*_FORWARDS, *_CALLED) if hasattr(kind, name)]
-        looked_up, self._functions = _read_by([getattr(kind, name) for kind, name in members if name in _FORWARDS])
-        own = [(m, name) for m in modules for name in _names(_last_forward(m).__code__) if name in vars(m) and name not in _PARTS]
-        own += [(m, name) for m in modules for name in _PARTS if vars(m)[name]]
-        read = (*_ALWAYS, *(name for _, name in own), *(name for m in modules for name in m._parameters))
-        self._lacks = methodcaller("isdisjoint", frozenset(read))
-        self._places = [*_GLOBAL, *members, *own, *looked_up]
-        self._functions += _CALLS
+        forwards = [getattr(kind, name) for kind in kinds for name in _FORWARDS if hasattr(kind, name)]
+        self._places, read = _read_by(forwards)
+        self._functions = [*_CALLS, *read]
+        self._codes = [function.__code__ for function in self._functions]
         self._cells = [cell for function in self._functions for cell in function.__closure__ or ()]
+        self._inside = [cell.cell_contents for cell in self._cells]
+        rooms = {id(room): vars(room) for room, _ in self._places if isinstance(room, ModuleType)}
+        tables = [table for own in self._own for name, table in own.items() if name in _TABLES]
+        classes = [*self._classes, *(kind for kind in Tensor.__mro__ if kind is not object)]
+        self._dicts = [*self._own, *tables, *_GLOBAL, *map(dict_of, classes), *rooms.values(), vars(_module)]
+        self._versions = [*map(version, self._dicts)]
 
     @classmethod
     def of(cls, model: nn.Module, enter: Any = None, leave: Any = None) -> StraightLine | None:
@@ -90,8 +93,8 @@ class StraightLine(Line):
                 before, after = before[before.index(enter) + 1 :], after[: after.index(leave)]
             if any(type(getattr(hook, "__self__", None)) is not Site for hook in (*before, *after)):
                 return None
-        line = cls(modules)
-        return line if line._is_torchs() and line.holds() else None
+        line = None if dict_version is None else cls(modules, dict_version)
+        return line if line is not None and line._is_torchs() and line.holds() else None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a copy of the model has other modules
@@ -130,10 +133,6 @@ def _read_by(functions: list[Any]) -> tuple[list[tuple[Any, str]], list[Function
     return [*places], [*asked]
 
 
-def _last_forward(module: nn.Module) -> Any:
-    return getattr(type(module), "_conv_forward", type(module).forward)
-
-
 def _names(code: CodeType) -> list[str]:
     inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
     return [*dict.fromkeys([*code.co_names, *chain.from_iterable(inner)])]
@@ -142,12 +141,18 @@ def _names(code: CodeType) -> list[str]:
 def _is_plain(module: nn.Module) -> bool:
     """Whether nothing among its attributes can be changed from inside or runs code, other than hooks, parameters and children."""
     kind: Any = type(module)
-    if module._backward_hooks or module._backward_pre_hooks or module._buffers or (module._modules and kind is not nn.Sequential):
+    if (
+        any(_GLOBAL)
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module._buffers
+        or (module._modules and kind is not nn.Sequential)
+    ):
         return False
     if not {*map(type, module._parameters.values())} <= {nn.Parameter, type(None)}:
         return False
     for name, value in vars(module).items():
-        usual = type(value) in _TABLES if name in TORCHS or name == "training" else _is_fixed(value)
+        usual = type(value) in _OF_TORCH if name in TORCHS or name == "training" else _is_fixed(value)
         if not usual and not (name == _UNREAD and module.padding_mode == "zeros"):
             return False
     return not any(hasattr(getattr(kind, name, None), "__get__") for name in (*vars(module), *module._parameters))
