@@ -115,7 +115,8 @@ def require_all(call: Call, output: int, g: Tensor | None) -> None:
     if bool(missing > seal_of(dtypes) * scale + rounding):
         call.site.tape.fail(
             f"A gradient came back to {call.site.path or 'the model'} that does not come through the outputs of model(x), so it cannot "
-            "be told whose it is. Use the model's outputs alone in the loss: return what the model keeps beside them, or detach it."
+            "be told whose it is. Use the model's outputs alone in the loss: return what the model keeps beside them, or detach it; and "
+            "leave out hooks that change gradients (register_hook, register_prehook)."
         )
 
 

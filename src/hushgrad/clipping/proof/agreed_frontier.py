@@ -79,5 +79,6 @@ def _unreadable(stage: Stage, shared: set[Number], names: frozenset[str], node: 
     where = sorted({n[0].path or type(stage.model).__name__ for n in shared} | names)
     return (
         f"{', '.join(where[:3])}: its gradient cannot be split by example; examples meet in {node} and are not apart above it. Take "
-        "statistics within each example, or make the module's parameters a part of what runs for each example (a rule VmapTree)."
+        "statistics within each example, or make the module's parameters a part of what runs for each example (a rule VmapTree); and leave "
+        "out hooks that change gradients (register_hook, register_prehook)."
     )

@@ -29,7 +29,7 @@ from hushgrad.clipping.proof.fixed_randomness import (
 )
 from hushgrad.clipping.proof.input_variants import copied, floats
 from hushgrad.clipping.proof.inputs import leaves
-from hushgrad.clipping.proof.state import Attributes, Place, attributes_of, attributes_restored
+from hushgrad.clipping.proof.state import Attributes, Kept, Place, attributes_of
 from hushgrad.clipping.proof.structure import NATIVE, Known, Structure
 from hushgrad.clipping.proof.survey import Run
 from hushgrad.clipping.proof.variable_lengths import Opening, opened
@@ -68,6 +68,7 @@ class ProofPasses:
         self._heard = KnownTraces(frozenset())  # of the intercepted passes
         self._unwatched = False
         self._wrote = False
+        self._left: Kept | None = None  # what the attributes held before the last pass
         self.draws = False  # whether some pass draws from Python's or numpy's generator
         self._draws = host_draws()  # each pass starts from this state, so that an example alone takes its batch's branches
         self._drawn = self._draws  # the state after the last pass
@@ -85,8 +86,13 @@ class ProofPasses:
                 for p, _ in grads:
                     p.grad = None
                 tape.deaf = True
-                with torch.autograd.set_detect_anomaly(False):  # no anomaly of the user's: losses that are no numbers are tried
-                    yield
+                try:
+                    with torch.autograd.set_detect_anomaly(
+                        False
+                    ):  # no anomaly of the user's: losses that are no numbers are tried
+                        yield
+                finally:
+                    self._undo()
         finally:
             self.runs, self.kept, self._start = None, None, {}
             for p, g in grads:
@@ -123,14 +129,20 @@ class ProofPasses:
     def _called(self, inputs: Any, *, after: Any = None) -> Any:
         """Call the model in the state in which the proof began; record what it counts."""
         self._give_back()
+        self._undo()
         if self._clocks is None:
             return self._first_called(inputs)
         if self._start:
             put_back(self.model, self._start)
-        with attributes_restored(self._attributes.all(), self._note):
-            if after is not None:
-                self._run(after)
-            return self._run(inputs)
+        self._left = Kept(self._attributes.all())
+        if after is not None:
+            self._run(after)
+        return self._run(inputs)
+
+    def _undo(self) -> None:
+        """Put back what the last pass has written to attributes: not before, since its backward may read that."""
+        left, self._left = self._left, None
+        self._wrote = (left is not None and left.undo()) or self._wrote
 
     def _give_back(self) -> None:
         """For a large model, ask the C library to return the memory of earlier passes; fragmentation would keep it otherwise."""
@@ -162,7 +174,8 @@ class ProofPasses:
     def _first_called(self, inputs: Any) -> Any:
         """The first, ordinary pass of a proof: shows whether the model writes to parameters, before extreme values could get there."""
         marks = {} if self._spares_parameters else self._marks()
-        with attributes_restored(attributes_of(self.model), self._note), self._attributes.clocks() as clocks:
+        self._left = Kept(attributes_of(self.model))
+        with self._attributes.clocks() as clocks:
             output = self._run(inputs)
         changed = [name for name, mark in self._marks().items() if mark != marks.get(name, mark)] if marks else []
         if changed:
@@ -181,11 +194,9 @@ class ProofPasses:
     def _marks(self) -> dict[str, Any]:
         return {name: fingerprint(p) for name, p in self.model.named_parameters()}
 
-    def _note(self) -> None:
-        self._wrote = True
-
     def keeps_nothing(self) -> bool:
         """Whether no pass so far has written anything: then earlier passes are as good as new ones."""
+        self._wrote = self._wrote or (self._left is not None and self._left.is_changed())
         return not self._wrote
 
     def seeds(self) -> frozenset[int]:
@@ -260,12 +271,16 @@ class ProofPasses:
     @contextmanager
     def later(self, passes: int, only: int | None = None) -> Iterator[int]:
         """Inside, the model's own counters, or ``only`` one of them, are ``passes`` ahead; yields how many it has."""
+        self._undo()
         start, n = self._start, len(self._counts)
         counts = [name for k, name in enumerate(self._counts) if only in (None, k)]
         self._start = start | {name: start[name] + passes for name in counts}
         try:
             with self._attributes.later(self._clocks or [], passes, None if only is None else only - n) as clocks:
-                yield n + clocks
+                try:
+                    yield n + clocks
+                finally:
+                    self._undo()  # what was kept had the counters ahead
         finally:
             self._start = start
 

@@ -20,9 +20,9 @@ from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
 from hushgrad.clipping.proof.influence import influence
 from hushgrad.clipping.proof.seal_runs import Sealing, part_of
 from hushgrad.clipping.proof.structure import Structure
-from hushgrad.clipping.proof.survey import Run, exits_of
+from hushgrad.clipping.proof.survey import Run, exits_above, used
 from hushgrad.clipping.proof.tags import Exit, cotangents
-from hushgrad.clipping.thresholds import HUGE_LOSS, OWN_HUGE_LOSS, SEAL_EXAMPLES, seal_of
+from hushgrad.clipping.thresholds import HUGE_LOSS, OWN_HUGE_LOSS, SEAL_EXAMPLES, SEAL_UNCHANGED, seal_of
 from hushgrad.errors import CaptureError
 
 
@@ -48,7 +48,7 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
         (sane[-1], lot.choice(sane), sane[0])
     )  # a capacity hits the last; the first may influence those after it
     picks = [_Pick(i, weight) for i, weight in zip(chosen, (1.0, 1.75, 1.375), strict=False)]
-    exits = exits_of(run, structure.exits)
+    exits = exits_above(run, structure.exits)
     us = cotangents(exits, seed=1)
     found = stage.weighed(run, exits, us, _weights(picks, B))  # now: a layer may keep only its last call
     outputs = [y.detach() for y in run.outputs]
@@ -147,7 +147,7 @@ def _gradients(stage: Sealing, structure: Structure, inputs: Any, us: list[Tenso
     exits = [(y, layout) for y, layout in zip(outputs, structure.exits, strict=True) if layout is not None and y.requires_grad]
     cots = [layout.only(u, which, B) for (_, layout), u in zip(exits, us, strict=True)]
     with randomness_fixed("of one"):
-        found = torch.autograd.grad([y for y, _ in exits], list(params.values()), cots, allow_unused=True)
+        found = torch.autograd.grad([used(y) for y, _ in exits], list(params.values()), cots, allow_unused=True)
     return {name: torch.zeros_like(p) if g is None else g.to_dense() for (name, p), g in zip(params.items(), found, strict=True)}
 
 
@@ -171,15 +171,17 @@ def _by_wild_cotangents(
     """
     if len(sane) < 2:
         return None
-    chosen = lot.sample([k for k in sane if k != i], min(len(sane), SEAL_EXAMPLES) - 1)
-    keep = lot.randrange(len(chosen) + 1)
-    chosen = [*chosen[:keep], i, *chosen[keep:]]
-    n, which = len(chosen), torch.tensor(chosen)
-    part = part_of(structure.reading, inputs, chosen, B)
+    others = lot.sample([k for k in sane if k != i], min(len(sane), SEAL_EXAMPLES) - 1)
     own = 1.0 if torch.float16 in {*stage.precisions(), *(u.dtype for u in us)} else OWN_HUGE_LOSS
-    for factors in ((0.0, HUGE_LOSS, math.nan), (HUGE_LOSS,)):
-        run = stage.run(part, n, structure)
-        exits = exits_of(run, structure.exits)
+    refused = ""
+    # Whatever bounds a sum over all examples, or asks for its largest number, saw only NaN in the first of these.
+    for factors, most in ((0.0, HUGE_LOSS, math.nan), SEAL_EXAMPLES), ((HUGE_LOSS,), SEAL_UNCHANGED):
+        chosen = others if structure.frontier.ends else others[:most]
+        keep = lot.randrange(len(chosen) + 1)
+        chosen = [*chosen[:keep], i, *chosen[keep:]]
+        n, which = len(chosen), torch.tensor(chosen)
+        run = stage.run(part_of(structure.reading, inputs, chosen, B), n, structure)
+        exits = exits_above(run, structure.exits)
         some = [e.layout.only(u, which, B) for u, e in zip(us, exits, strict=True)]
         try:
             scaled = _scaled(some, exits, keep, n, (own, *factors))
@@ -190,8 +192,6 @@ def _by_wild_cotangents(
         refused, wrong = "", alone.differs(keep, norms)
         if wrong:
             return f"with other losses that are large or no numbers, {wrong}"
-        if not structure.frontier.ends:  # else try without NaN: whatever bounds a sum over all examples saw only NaN
-            break
     return f"with other losses that are large, {refused[:1].lower()}{refused[1:]}" if refused else None
 
 

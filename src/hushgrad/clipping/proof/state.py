@@ -214,19 +214,38 @@ def _is_empty(cell: Any) -> bool:
 # What a forward writes, undone ----------------------------------------------------------------------------------------------
 
 
+class Kept:
+    """What these dictionaries, and lists and dicts in them, hold now; what is written to them later can be undone."""
+
+    def __init__(self, attributes: Sequence[dict[str, Any]]) -> None:
+        self._values = [
+            (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in TORCHS})
+            for d in attributes
+        ]
+
+    def is_changed(self) -> bool:
+        """Whether something was written since."""
+        return any(_is_changed(d, values) for d, values in self._values)
+
+    def undo(self) -> bool:
+        """Put everything back; returns whether something was written."""
+        return any([_undone(d, values) for d, values in self._values])
+
+
 @contextmanager
-def attributes_restored(attributes: Sequence[dict[str, Any]], written: Callable[[], None] | None = None) -> Iterator[None]:
-    """Undo what a forward inside writes to these dictionaries, and to lists and dicts in them; calls ``written`` if there was something."""
-    kept = [
-        (d, {name: (v, copy.copy(v) if type(v) in _HELD else None) for name, v in d.items() if name not in TORCHS})
-        for d in attributes
-    ]
+def attributes_restored(attributes: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Undo what is written inside to these dictionaries, and to lists and dicts in them."""
+    kept = Kept(attributes)
     try:
         yield
     finally:
-        found = [_undone(d, values) for d, values in kept]
-        if written is not None and any(found):
-            written()
+        kept.undo()
+
+
+def _is_changed(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:
+    new = any(name not in values and name not in TORCHS for name in d)
+    pairs = ((name, *held) for name, held in values.items())
+    return new or any(d.get(name) is not v or (inside is not None and _differ(v, inside)) for name, v, inside in pairs)
 
 
 def _undone(d: dict[str, Any], values: dict[str, tuple[Any, Any]]) -> bool:

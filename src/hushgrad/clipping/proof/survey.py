@@ -138,6 +138,18 @@ def exits_of(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
     ]
 
 
+def exits_above(run: Run, layouts: Sequence[Layout | None]) -> list[Exit]:
+    """The same, from where a loss uses the outputs."""
+    ends = (y for y, layout in zip(run.outputs, layouts, strict=True) if layout is not None and y.requires_grad)
+    return [e._replace(edge=get_gradient_edge(used(y))) for e, y in zip(exits_of(run, layouts), ends, strict=True)]
+
+
+def used(y: Tensor) -> Tensor:
+    """An output as a loss uses it: hooks on the outputs themselves may only act in a backward pass that comes from further up."""
+    with torch.enable_grad():
+        return y.view_as(y)
+
+
 # Surveys ----------------------------------------------------------------------------------------------------------------
 
 
