@@ -78,7 +78,7 @@ class Run:
         self.private = make_private(self.model, optimizer, plan, seed=1)
         if self.what == "folder" and self.odd:
             (self.folder / "key.json").mkdir(parents=True)
-        if self.what in ("folder", "saved"):
+        if self.what in ("folder", "saved", "unshared"):
             self.saved = Checkpoint(self.folder, self.private)
         loss = self.private.loss(nn.functional.cross_entropy)
         for step, batch in enumerate(self.private.loader(self.data)):
@@ -102,6 +102,8 @@ class Run:
             if self.what == "saved":
                 if struck:
                     self.private.state_dict = self._fails
+                self.saved.save()
+            if struck and self.what == "unshared":
                 self.saved.save()
 
     def before(self, struck: bool) -> None:

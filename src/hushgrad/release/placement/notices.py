@@ -34,6 +34,14 @@ def lost(what: str) -> ProcessLost:
     )
 
 
+def unlike(what: str) -> CaptureError:
+    """The error message for messages about different things that have met."""
+    return CaptureError(
+        f"The processes did different things: one waited while {what}, another one for something else. Every process must take every step, "
+        "and call Checkpoint.save() where the others do. Start all processes again."
+    )
+
+
 def described(error: BaseException) -> bytes:
     """An error as other processes are told of it. Of one that is not ours only the kind: its words may be about records."""
     if isinstance(error, HushgradError):

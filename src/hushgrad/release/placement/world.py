@@ -15,6 +15,8 @@ Where parameters are sharded, each process adds row t to the part that only it h
 
 from __future__ import annotations
 
+import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,7 +31,7 @@ from torch import Tensor
 
 from hushgrad.errors import HushgradError
 from hushgrad.release.keys import RunKey
-from hushgrad.release.placement.notices import LOOK, PATIENT, Notices, ProcessLost, described, lost, raised_there
+from hushgrad.release.placement.notices import LOOK, PATIENT, Notices, ProcessLost, described, lost, raised_there, unlike
 from hushgrad.release.placement.shared_secret import shared_secret
 
 
@@ -52,6 +54,8 @@ class Told(Protocol):
         """What some process knows."""
 
 
+_ROOM = 16  # numbers in a short message, or a multiple
+_NOBODY = -(2**62)
 _notices: tuple[Any, Notices] | None = None  # the default group, and its notices
 _beside: tuple[Any, Any] | None = None  # the default group, and one beside it for what that one does not serve
 
@@ -187,11 +191,15 @@ class World:
 
     def total(self, count: int) -> int:
         """The sum of a small number over the processes."""
-        return self._agreed(count, dist.ReduceOp.SUM) if self.size > 1 else count
+        if self.size == 1:
+            return count
+        each = [_NOBODY] * self.size
+        each[self.rank] = count
+        return sum(one for one in self._agreed(each) if one != _NOBODY)
 
     def largest(self, count: int) -> int:
         """The largest of a small number over the processes."""
-        return self._agreed(count, dist.ReduceOp.MAX) if self.size > 1 else count
+        return self._agreed([count])[0] if self.size > 1 else count
 
     def least(self, count: int) -> int:
         """The smallest of a small number over the processes."""
@@ -201,14 +209,28 @@ class World:
         """Whether all processes give the same number."""
         if self.size == 1:
             return True
-        sent = torch.tensor([value, -value])
-        self._send(dist.all_reduce, sent, "the processes compared their steps", op=dist.ReduceOp.MAX)
-        return int(sent[0]) == -int(sent[1])
+        largest, least = self._all_told([value, -value], "same", "the processes compared their steps")
+        return largest == -least
 
-    def _agreed(self, count: int, how: dist.ReduceOp.RedOpType) -> int:
-        sent = torch.tensor([count])
-        self._send(dist.all_reduce, sent, "the processes agreed on a step", op=how)
-        return int(sent)
+    def _agreed(self, numbers: Sequence[int]) -> list[int]:
+        asker = sys._getframe(1)
+        while asker.f_globals is globals() and asker.f_back is not None:
+            asker = asker.f_back
+        return self._all_told(numbers, asker.f_code.co_name, "the processes agreed on a step")
+
+    def _all_told(self, numbers: Sequence[int], asked: str, what: str) -> list[int]:
+        """The largest of each number over all processes, if all of them have ``asked`` for the same.
+
+        Messages are matched by their order alone, and one that is longer than what is waited for aborts the process. So all of these are
+        of one length, and each begins with what it is about.
+        """
+        about, room = zlib.crc32(f"{asked} {len(numbers)}".encode()), -(-(len(numbers) + 2) // _ROOM) * _ROOM
+        sent = torch.tensor([about, -about, *numbers, *[0] * (room - 2 - len(numbers))], dtype=torch.int64)
+        self._send(dist.all_reduce, sent, what, op=dist.ReduceOp.MAX)
+        first, second, *told = sent.tolist()
+        if (first, second) != (about, -about):
+            raise self._out_of_step(unlike(what))
+        return told[: len(numbers)]
 
     def together(self, told: Told | None = None) -> AbstractContextManager[None]:
         """All processes leave the block, or none: if one refuses, all raise its error.
@@ -237,9 +259,8 @@ class World:
 
     def _conclude(self, refused: HushgradError | None, told: Told | None) -> None:
         """Tell the others whether this process refuses; if any does, all raise the error of the first of them."""
-        sent = torch.tensor([refused is not None, *([] if told is None else told.said())], dtype=torch.int64)
-        self._send(dist.all_reduce, sent, "the processes agreed on a step", op=dist.ReduceOp.MAX)
-        any_refused, *bits = map(bool, sent.tolist())
+        said = [refused is not None, *([] if told is None else told.said())]
+        any_refused, *bits = map(bool, self._all_told([*map(int, said)], "together", "the processes agreed on a step"))
         if told is not None:
             told.heard(bits)
         if not any_refused:
