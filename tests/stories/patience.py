@@ -6,6 +6,7 @@ waits until it is there, or until it is certain that it never will be.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ def next_tick(folder: Path) -> None:
 
     def now() -> int:
         with tempfile.TemporaryFile(dir=folder) as file:
-            return Path(f"/proc/self/fd/{file.fileno()}").stat().st_ctime_ns
+            return os.fstat(file.fileno()).st_ctime_ns
 
     before = now()
     wait_until(lambda: now() > before)
