@@ -232,6 +232,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
             ),
         )
     },
+    (
+        "release/key_reuse.py",
+        "entries = (entry for run in runs for entry in zip(run[::2], run[1::2], strict=True))",
+        "entries = (entry for run in runs for entry in zip(run[::2], run[1::2], strict=False))",
+    ): "a step is never entered without its witness",
+    (
+        "release/key_reuse.py",
+        "return len(runs) > 1 and any(found.setdefault(step, witness) != witness for step, witness in entries)",
+        "return len(runs) >= 1 and any((found.setdefault(step, witness) != witness for step, witness in entries))",
+    ): "one run alone enters each step once",
     ("train/guard.py", "_registrations, _changes = 0, count(1)", ANY): "only whether the number has changed is asked",
     (
         "train/books.py",

@@ -42,6 +42,7 @@ TESTS = {
     "release/journal_frames.py": JOURNALS,
     "release/journal_history.py": JOURNALS,
     "release/journal_place.py": JOURNALS,
+    "release/key_reuse.py": JOURNALS,
     "noise/sensitivity.py": [f"{LAWS}noise_sensitivity.py"],
     "noise/participation.py": [f"{LAWS}noise_mechanisms.py"],
     "accounting/participation.py": [f"{LAWS}accounting_participation.py"],
