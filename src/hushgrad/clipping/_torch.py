@@ -228,3 +228,25 @@ def saved(node: Node, name: str) -> Tensor | None:
         return None
     finally:
         _by_hand.pop()
+
+
+class NodeHooks:
+    """Counts the hooks that are put on nodes of a graph (``grad_fn.register_hook``, ``register_prehook``): no node tells of its own."""
+
+    count = 0
+
+    @classmethod
+    def watch(cls) -> None:
+        """From now on count all but hushgrad's own; once in a process."""
+        from torch.autograd import function
+
+        register = function._HookMixin._register_hook
+        if getattr(register, "is_counted", False):
+            return
+
+        def counted(hooks: Any, hook: Any) -> Any:
+            cls.count += not str(getattr(hook, "__module__", "")).startswith("hushgrad.")
+            return register(hooks, hook)
+
+        counted.is_counted = True  # type: ignore[attr-defined]
+        function._HookMixin._register_hook = staticmethod(counted)  # type: ignore[method-assign]

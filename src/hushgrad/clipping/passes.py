@@ -41,6 +41,9 @@ class Looks(Protocol):
     def after(self) -> None:
         """Called after such a pass."""
 
+    def backward(self) -> None:
+        """Called before a backward pass."""
+
 
 class Passes:
     """Proves passes, and reads those that need a proof, or tags on their own graph."""

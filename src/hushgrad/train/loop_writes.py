@@ -142,6 +142,7 @@ class LoopWrites:
         self._model, self._steps, self._found = model, steps, found
         self._first: ModelState | None = None
         self._own: set[Place] = set()  # where passes write
+        self._after: ModelState | None = None  # after the last pass that was looked at, until its backward
         self.passes = 0  # that were issued
         self._lot = Random(0)  # of its own: a run can be repeated
         self.kept: list[tuple[ReferenceType[Tensor], int]] = []  # results of the last pass that had hooks to be compared
@@ -175,7 +176,13 @@ class LoopWrites:
         if self._first is not None:
             now = ModelState(self._model, self._first.names)
             self._own.update(self._first.changes(now, passes=0, own=self._own))
-            self.kept = now.hooked
+            self.kept, self._after = now.hooked, now
+
+    def backward(self) -> None:
+        """Called before a backward pass: what the loop changes for it alone, it puts back before the next pass."""
+        after, self._after = self._after, None
+        if after is not None and after.changes(ModelState(self._model, after.names), passes=0, own=self._own):
+            self._tell()
 
     def before_step(self) -> None:
         """Called before the step if results are ``kept``: hooks that were put on one after its pass are the loop's."""
@@ -185,7 +192,7 @@ class LoopWrites:
 
     def _tell(self) -> None:
         self._found()
-        self._first, self.kept, self.due, self.open = None, [], False, False
+        self._first, self._after, self.kept, self.due, self.open = None, None, [], False, False
         self.looked, self.next = -1, inf  # it is said once
 
     def __reduce__(self) -> tuple[type[object], tuple[()]]:

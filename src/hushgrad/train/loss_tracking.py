@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping._torch import transform
+from hushgrad.clipping._torch import NodeHooks, transform
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
@@ -118,6 +118,8 @@ class Losses:
             first = torch.ones_like(loss) if gradient is None else gradient
             given = gradient is not None and not bool((gradient == 1).all())
             hooked = len(loss._backward_hooks or ()) > hooks or self.handed.is_hooked()
+            if self.capture.looks is not None:
+                self.capture.looks.backward()
             self._begun = not (given or hooked)  # else the loop has put something in between, and nothing is known of that
             try:
                 with self.capture.summing():
@@ -251,7 +253,7 @@ class Handed(PassedData):
             for leaf in made:
                 if leaf.requires_grad:  # an evaluation of other data is no part of the step
                     leaf.register_hook(self._reached)
-        self._outputs, self._large, self._hooks = {}, None, []
+        self._outputs, self._large, self._hooks, self._on_nodes = {}, None, [], NodeHooks.count
         for leaf in made:
             if leaf.requires_grad:
                 self._hooks.append((ref(leaf), len(leaf._backward_hooks or ())))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping._torch import memory_of
+from hushgrad.clipping._torch import NodeHooks, memory_of
 from hushgrad.clipping.proof.inputs import inside
 from hushgrad.train.row_views import rows_at
 
@@ -47,6 +47,8 @@ class PassedData:
         self._hooks: list[
             tuple[ReferenceType[Tensor], int]
         ] = []  # outputs of the last pass, and how many hooks they had behind it
+        NodeHooks.watch()
+        self._on_nodes = NodeHooks.count  # that there were after the last pass
         self._beside: dict[Any, list[Any]] = {}  # what the model and the losses were given first, beside tensors
         self._own: set[int] = set()  # lists and arrays that the loader has handed out
         self._begun, self._due = False, True  # copies are compared in this step wherever they are
@@ -74,7 +76,8 @@ class PassedData:
     def is_hooked(self) -> bool:
         """Whether the loop has put hooks on outputs since the pass, or on what it has made of them for a loss."""
         made = ((reference(), count) for reference, count in self._hooks)
-        return any(leaf is not None and len(leaf._backward_hooks or ()) > count for leaf, count in made)
+        behind = any(leaf is not None and len(leaf._backward_hooks or ()) > count for leaf, count in made)
+        return behind or NodeHooks.count != self._on_nodes
 
     def is_new(self, whose: Any, given: Any) -> bool:
         """Whether the model, or a loss, is given other numbers, words or arrays beside tensors than in its first pass."""

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from weakref import ReferenceType
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hushgrad.train.silent_hooks import is_silent
@@ -171,11 +172,12 @@ def _has_forward(kind: Any) -> bool:
 def _of_class(kind: type, names: Names, of: Any) -> list[Reached]:
     """What a class and its bases hold; for functions, what they use of the object or class ``of``."""
     found: list[Reached] = []
+    runs = ("forward", "setup_context", "backward", "vjp") if issubclass(kind, torch.autograd.Function) else ("forward",)
     for one in kind.__mro__:
         if _is_library(one.__module__):
             continue
         for name, value in list(vars(one).items()):
-            called = name == "forward" or (name.startswith("__") and isinstance(value, FunctionType) and name not in _OTHER)
+            called = name in runs or (name.startswith("__") and isinstance(value, FunctionType) and name not in _OTHER)
             if called or names is None or name in names:
                 found += _member((one.__qualname__, name), value, names, of, called=called)
     return found
