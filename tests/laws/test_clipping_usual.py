@@ -136,3 +136,26 @@ def test_a_parameter_that_is_used_twice_is_not_usual(unused: str) -> None:
     for i, norm in enumerate(found.raw_norms):
         (g,) = torch.autograd.grad(model(ids[i : i + 1]).sin().sum(), [model.table.weight])
         torch.testing.assert_close(norm, g.norm())
+
+
+@pytest.mark.parametrize("kind", ["a dict", "a list", "a tensor and a number"])
+def test_usual_passes_over_other_inputs_than_tensors_are_taken_again_and_again(kind):
+    class Given(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, given, scale=1):
+            x = given if isinstance(given, torch.Tensor) else given["x"] if isinstance(given, dict) else given[0]
+            return self.layer(x) * scale
+
+    model = Given()
+    capture = Capture(model)
+    capture.attach()
+    for _ in range(6):
+        x = torch.randn(4, 3)
+        inputs = {"a dict": ({"x": x},), "a list": ([x],), "a tensor and a number": (x, 2)}[kind]
+        capture.examples(4)
+        model(*inputs).square().mean().backward()
+        assert capture.collect(Flat(1.0)).raw_norms.shape == (4,)
+    capture.detach()

@@ -208,7 +208,7 @@ class Root(Passes):
         known = self._line is not None and self._line.holds()
         if structure is None or structure.traces is None or kwargs or (self._wait >= 0 and not known):
             return
-        if self.attributes.key(args) != here.key:
+        if {*map(type, args)} != _TENSORS or self.attributes.key(args) != here.key:
             return
         if not known:
             self._line, self._lined, self._wait = StraightLine.of(self.model, self._enter, self._exit), {}, LOOK_AGAIN
