@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 
-from hushgrad.errors import CaptureError, NotIsolated
+from hushgrad.errors import ArgumentError, CaptureError, NotIsolated
 from hushgrad.train import Plan, make_private
 
 DATA = TensorDataset(torch.randn(64, 6), torch.randint(3, (64,)))
@@ -128,3 +128,19 @@ def test_a_model_inside_of_a_transformation_is_refused_or_evaluated(at):
         trained(mlp(), before=each)
     private, _ = trained(mlp(), before=lambda step, model, x: torch.no_grad()(each)(step, model, x))
     assert private.steps == 6
+
+
+def test_a_layer_of_two_runs_belongs_to_one_of_them():
+    """Both would clip and noise it, and each would change what the other has released."""
+    plan = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=16, dataset_size=64, steps=2)
+    shared = nn.Linear(6, 8)
+    first, second = (nn.Sequential(shared, nn.ReLU(), nn.Linear(8, 3)) for _ in range(2))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    run = make_private(first, optimizers[0], plan, seed=1)
+    with pytest.raises(ArgumentError, match=r"share no trained parameter with another private run, as 0\."):
+        make_private(second, optimizers[1], plan, seed=2)
+    run.detach()
+    make_private(second, optimizers[1], plan, seed=2).detach()  # once the first is over
+    shared.requires_grad_(False)
+    for k, model in enumerate((first, second)):  # a frozen one may be everybody's
+        make_private(model, torch.optim.SGD(model[2].parameters(), lr=0.1), plan, seed=k)

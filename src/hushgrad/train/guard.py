@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import chain, count
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _private: WeakSet[Optimizer] = WeakSet()
 _checking: WeakSet[Optimizer] = WeakSet()
 _captured: WeakSet[nn.Module] = WeakSet()
+_trained: WeakValueDictionary[int, Guard] = WeakValueDictionary()  # by the ids of parameters, which a guard keeps alive
 
 # Walking through a large model in every step is slow, so torch reports when a module, parameter or buffer is registered anywhere.
 _registrations, _changes = 0, count(1)
@@ -176,8 +177,18 @@ class Guard:
             raise ArgumentError(
                 "Expected a model and an optimizer that are not private yet. Call detach() on the earlier run first."
             )
+        shared = next((name for name, p in self.params.items() if id(p) in _trained), None)
+        if shared is not None:
+            remedy = "A step of one run would change what the other has released. Detach that run, or give each model layers of its own."
+            _check.fail(
+                "model",
+                type(self._model).__name__,
+                f"to share no trained parameter with another private run, as {shared}",
+                remedy,
+            )
         _private.add(self._optimizer)
         _captured.add(self._model)
+        _trained.update((id(p), self) for p in self.params.values())
         # A GradScaler then leaves the division to the step, which refuses it; otherwise it would look for gradients and find none.
         own = vars(self._optimizer)
         self._kept = {_DIVIDES: own[_DIVIDES]} if _DIVIDES in own else {}
@@ -190,6 +201,9 @@ class Guard:
         own.update(self._kept)
         _private.discard(self._optimizer)
         _captured.discard(self._model)
+        for p in self.params.values():
+            if _trained.get(id(p)) is self:
+                del _trained[id(p)]
 
     def before(self) -> None:
         """Called when a batch is handed out.
