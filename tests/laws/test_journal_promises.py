@@ -356,3 +356,41 @@ def test_what_a_state_may_rely_on_is_on_the_disk(tmp_path, monkeypatch):
     journal.close()
     Journal.open(path, KEY, Owner(tmp_path, newest=True))
     assert whole()
+
+
+# The owner -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_owner_in_one_process_too_unless_the_newest_wins(tmp_path):
+    first = Owner(tmp_path)
+    with pytest.raises(ArgumentError, match="no other owner"):
+        Owner(tmp_path)
+    assert first.held
+    second = Owner(tmp_path, newest=True)
+    assert second.held and not first.held
+
+
+@pytest.mark.parametrize("locks", ["there", "not there"])
+def test_an_owner_that_is_refused_leaves_nothing_open(tmp_path, monkeypatch, locks):
+    """By another process's lock, or by the lease of another host, which may be stale or not be asked for its age."""
+    fcntl = pytest.importorskip("fcntl")
+    lock = tmp_path / ".lock"
+    lock.write_text('{"host": "another", "pid": 7, "token": "x", "lease": true}')
+    with open(lock) as held:
+        if locks == "there":
+            fcntl.flock(held, fcntl.LOCK_EX)
+        else:
+            monkeypatch.setattr(owners, "locked", lambda file: None)
+        for touch in (Path.touch, _refused):
+            with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="process 7 on another has it") as kept:
+                patch.setattr(Path, "touch", touch)
+                Owner(tmp_path)
+            assert kept.value and _open_files(lock) == 1  # the test's own
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_pipe_among_the_secrets_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "key.json")
+    with pytest.raises(ArgumentError, match=r"'key\.json' is neither"):
+        Owner(tmp_path)
+    assert not (tmp_path / ".lock").exists()
