@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hushgrad.clipping.tape import Tape
 
 _LARGE = 4_000_000  # parameters: 16 MB; for smaller models returning memory costs more than it saves
+_KEPT = 8 << 20  # bytes that the C library keeps between the passes of a smaller model's proof
 
 
 class ProofPasses:
@@ -64,6 +65,7 @@ class ProofPasses:
         self._spares_parameters = not seal  # verified, or not required
         large = sys.platform == "linux" and sum(p.numel() for p in self.model.parameters()) >= _LARGE
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if large else None  # glibc's
+        self._keeps = not large
         self._quiet = FixedRandomness()
         self._heard = KnownTraces(frozenset())  # of the intercepted passes
         self._unwatched = False
@@ -80,6 +82,10 @@ class ProofPasses:
         self._start, self._quiet, self._clocks, self._draws = buffers_of(self.model), quiet, None, host_draws()
         self._drawn, self._heard = self._draws, KnownTraces(frozenset())
         self.runs = []
+        if (
+            self._keeps
+        ):  # glibc keeps about as much as the largest block that was freed; new pages for each pass take a tenth of a proof
+            torch.empty(_KEPT, dtype=torch.uint8)
         try:
             lift = lifted(self._capture.trained.values() if self.lifts else ())
             with checkpoints_off(), as_it_was(self.model), tape.sandbox(), torch.enable_grad(), fixing_randomness(quiet), lift:

@@ -107,7 +107,7 @@ def _by_singles(
 ) -> tuple[_Alone, str | None]:
     """The first example's norm alone, and what is wrong. Gradients are compared one at a time, since each is as large as the model."""
     sums, norms = found
-    expected: dict[str, Tensor] = {}
+    size = _norm(sums)
     alone: list[_Alone] = []
     for pick in picks:
         grads = _single(stage, structure, inputs, us, pick.example, B)
@@ -116,11 +116,12 @@ def _by_singles(
         if wrong:
             return alone[0], wrong
         for name in list(grads):
-            g = grads.pop(name).to(sums[name].dtype)
-            expected[name] = expected[name].add_(g, alpha=pick.weight) if name in expected else g * pick.weight
-    size = _norm(expected)
-    errors = {name: float(_norm({name: g.sub_(sums[name])})) for name, g in expected.items()}
-    if math.hypot(*errors.values()) <= alone[-1].tolerance * size + 1e-30:
+            sums[name].sub_(
+                grads.pop(name), alpha=pick.weight
+            )  # in place: a further tensor of this size would cost more than the sum
+    errors = {name: _norm({name: rest}) for name, rest in sums.items()}
+    error = math.hypot(*errors.values())
+    if error <= alone[-1].tolerance * (size - error) + 1e-30:  # the singles' own sum is at least as large as this difference
         return alone[0], None
     worst = max(errors, key=lambda name: errors[name])
     return alone[0], f"the gradients of single examples are not those that they have in the batch, most of all for {worst}"
