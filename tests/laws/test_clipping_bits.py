@@ -10,6 +10,7 @@ import pytest
 import torch
 from patience import HANGS
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hushgrad.clipping import Capture, Flat
@@ -226,6 +227,7 @@ SHAPES = """
 import random
 import torch
 from torch import nn
+from torch.nn import functional as F
 from hushgrad.clipping.batch_invariance import invariant_rows, request_batch_invariance, require_batch_invariance
 request_batch_invariance()
 
@@ -430,3 +432,51 @@ def test_images_of_a_batch_that_is_filled_up_have_the_bits_of_larger_ones():
         assert {found.sizes.rows(count, cut=5) for count in range(6)} == {5}
         loaded = Hands(range(48), None, list, sizes=found.sizes)
         assert all(len(loaded[0, np.arange(count)].data) == found.sizes.rows(count) for count in (1, 5, 15, 16, 17))
+
+
+class _Unknown(nn.Module):
+    """Unknown functions of what a narrow layer makes."""
+
+    def __init__(self, wide: int, function) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(3, wide), nn.Linear(wide, 2), function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+FUNCTIONS = (
+    torch.sinh,
+    torch.sigmoid,
+    F.silu,
+    F.softplus,
+    F.mish,
+    F.elu,
+    lambda h: h.abs().pow(1.7),
+    lambda h: F.gelu(h, approximate="tanh"),
+)
+
+
+def test_functions_of_single_numbers_have_no_remainder_in_a_batch_that_is_filled_up():
+    draw, generator = random.Random(5), torch.Generator().manual_seed(2)
+    for function in FUNCTIONS:
+        wide, positions = draw.randint(1, 40), draw.randint(1, 7)
+        sizes = InvariantSizes.of(_Unknown(wide, function)).sizes
+        for count in draw.sample(range(1, 90), 12):
+            rows = sizes.rows(count)
+            x = torch.randn(rows, positions, wide, generator=generator)
+            assert torch.equal(function(x.flip(0)).flip(0), function(x))  # wherever a row is
+            assert torch.equal(function(torch.cat([x, x[: sizes.multiple]]))[:rows], function(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "free"),
+    [
+        (nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 10)), True),
+        (nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Softmax(1), nn.Linear(20, 10)), True),
+        (nn.Sequential(nn.Linear(6, 128), nn.SiLU(), nn.Linear(128, 64)), True),
+        (_Unknown(128, torch.sinh).requires_grad_(False), False),  # its last layer makes two numbers
+    ],
+)
+def test_batches_of_wide_or_plain_models_are_not_filled_up(model, free):
+    assert (InvariantSizes.of(model).sizes.fine is not None) is free

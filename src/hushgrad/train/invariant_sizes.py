@@ -18,6 +18,7 @@ from hushgrad.clipping import Capture
 from hushgrad.clipping.batch_invariance import PART, invariant_rows, request_batch_invariance
 from hushgrad.errors import CaptureError, NotIsolated
 from hushgrad.sampling.batch import Sizes, Smallest
+from hushgrad.train.single_numbers import rows_without_remainder
 
 _WIDE = 256  # wider layers are tested as if they had this width
 _NARROW = 16  # inputs, see _often_moves
@@ -68,6 +69,9 @@ class InvariantSizes(NamedTuple):
             multiple, fine, few, *_ = found.sizes
             fine = None if fine is None else max(fine, _IMAGES)
             found = found._replace(sizes=Sizes(multiple, fine, max(few, _IMAGES - 1), least=_IMAGES))
+        if (rows := rows_without_remainder(model, threads)) > 1:
+            sizes = found.sizes
+            found = found._replace(sizes=Sizes(max(sizes.multiple, rows), None, least=sizes.least))
         return found._replace(threads=threads)
 
     def require_threads(self) -> None:
