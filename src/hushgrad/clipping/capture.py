@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad import _check
-from hushgrad.clipping._torch import memory_of
+from hushgrad.clipping._torch import NodeHooks, memory_of
 from hushgrad.clipping._torch_compile import left_alone
 from hushgrad.clipping.certificate import Certificate
 from hushgrad.clipping.clipper import Clipper
@@ -125,6 +125,7 @@ class Capture(Declarations, ProofInterface):
         if self._handles:
             return
         left_alone()
+        NodeHooks.watch()
         if isinstance(self.model, torch.jit.RecursiveScriptModule):
             remedy = "Put it into an ordinary one, nn.Sequential(model), or give the module that it was made from."
             _check.fail("model", type(self.model).__name__, "to be no script itself, which takes no hooks", remedy)

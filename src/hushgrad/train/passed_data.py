@@ -47,7 +47,6 @@ class PassedData:
         self._hooks: list[
             tuple[ReferenceType[Tensor], int]
         ] = []  # outputs of the last pass, and how many hooks they had behind it
-        NodeHooks.watch()
         self._on_nodes = NodeHooks.count  # that there were after the last pass
         self._beside: dict[Any, list[Any]] = {}  # what the model and the losses were given first, beside tensors
         self._own: set[int] = set()  # lists and arrays that the loader has handed out
