@@ -402,3 +402,47 @@ def test_whatever_is_put_in_between_is_told_as_by_a_trace(change: Changed) -> No
         if change not in UNSEEN:
             assert len(traced) == 4 or traced[4], seed
     assert untraced or change is not nothing
+
+
+class OtherParameter(nn.Parameter): ...
+
+
+def own_dict(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    model[1].__dict__ = dict(vars(model[1]))
+
+
+def class_of_a_parameter(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    model[0].weight.__class__ = OtherParameter
+
+
+def class_of_a_layer(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    model[-1].__class__ = MixingLinear
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        code,
+        closure,
+        own_dict,
+        class_of_a_parameter,
+        class_of_a_layer,
+        mode,
+        packed,
+        functional,
+        of_torch,
+        sizes,
+        chance,
+        class_property,
+    ],
+)
+def test_a_line_does_not_hold_after_what_a_trace_would_not_see_either(change: Changed) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 2), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4), nn.Flatten(), nn.Dropout(0.2), nn.Linear(16, 3)
+    )
+    line = StraightLine.of(model)
+    assert line is not None
+    assert line.holds()
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        change(model, Random(0), patch, stack)
+        assert not line.holds()
