@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -221,6 +222,34 @@ def class_iter(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, sta
     patch.setattr(nn.Sequential, "__iter__", lambda self: iter([*usual(self), mixed]))
 
 
+def class_bases(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    name = lot.choice(["__call__", "_call_impl", "__getattr__"])
+    usual = getattr(nn.Module, name)
+
+    def member(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        made = usual(self, *args, **kwargs)
+        return mixed(made) if name != "__getattr__" else made * 1.5 if args == ("weight",) else made
+
+    kind: Any = nn.Linear
+    stack.callback(setattr, kind, "__bases__", kind.__bases__)
+    kind.__bases__ = (type("Between", (nn.Module,), {name: member}),)
+
+
+def centre(x: Tensor) -> Tensor:
+    x.data.sub_(x.data.mean(0))  # no node of the graph tells of it
+    return x
+
+
+def built_in(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    usual, what = builtins.iter, lot.choice([mixed, centre])
+
+    def found(values: Any, *rest: Any) -> Any:
+        own = type(values) is type(model._modules.values()) and model[0] in values
+        return usual([*values, what]) if own else usual(values, *rest)
+
+    patch.setattr(builtins, "iter", found)
+
+
 def code(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     def forward(self: Any, input: Any) -> Any:
         return input - input.mean(0) + 0 * self.weight.sum() + 0 * self.bias.sum()
@@ -332,9 +361,9 @@ def nothing(model: nn.Sequential, lot: Random, patch: pytest.MonkeyPatch, stack:
 
 CHANGES: list[Changed] = [
     hook, pre_hook, backward_hook, backward_pre_hook, global_hook, functional, functional_in_python, of_torch, the_room, own_forward,
-    own_forward_that_is_a_module, own_call, class_forward, class_call, class_property, class_getattr, class_iter, code, another_layer,
-    another_of_the_same_class, one_more_layer, another_class, eval_mode, chance, sizes, parametrized, other_precision, own_table, own_hooks,
-    another_parameter, frozen, parameter_hook, subclass, parameter_input, mode, packed, closure, nothing,
+    own_forward_that_is_a_module, own_call, class_forward, class_call, class_property, class_getattr, class_iter, class_bases, built_in,
+    code, another_layer, another_of_the_same_class, one_more_layer, another_class, eval_mode, chance, sizes, parametrized, other_precision,
+    own_table, own_hooks, another_parameter, frozen, parameter_hook, subclass, parameter_input, mode, packed, closure, nothing,
 ]  # fmt: skip
 UNSEEN = {
     chance,

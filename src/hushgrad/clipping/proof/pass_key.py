@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PLAIN = frozenset((bool, int, float, str, type(None)))  # attributes that may decide what a forward does
 values_of, forward_of, _kind = methodcaller("values"), attrgetter("forward"), attrgetter("dtype", "ndim")
-_code, _inside = attrgetter("__code__"), attrgetter("cell_contents")
+_code, _inside, _bases = attrgetter("__code__"), attrgetter("cell_contents"), attrgetter("__mro__")
 
 
 class Wired:
@@ -73,6 +73,8 @@ class Line:
     _modules: list[nn.Module]
     _kinds: list[type]  # theirs
     _own: list[dict[str, Any]]  # their attributes
+    _classes: list[type]  # theirs, and all that they are made from
+    _bases: list[tuple[type, ...]]  # of these, as they are asked for members
     _params: list[nn.Parameter | None]
     _plain: list[type]  # theirs
     _dicts: list[dict[Any, Any]]  # all in which something is looked up: attributes, hooks, children, classes, functions by name
@@ -91,6 +93,7 @@ class Line:
             and packing(True) is None
             and all(map(is_, map(vars, self._modules), self._own))
             and [*map(type, self._modules)] == self._kinds
+            and all(map(is_, map(_bases, self._classes), self._bases))
             and [*map(type, self._params)] == self._plain
             and all(map(is_, map(_code, self._functions), self._codes))
             and all(map(is_, map(_inside, self._cells), self._inside))

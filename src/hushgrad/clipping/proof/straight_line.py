@@ -5,8 +5,8 @@ its structure says, as long as nobody has put something of his own in between. O
 everything that decides about it is as it was then, which is looked at before each pass:
 
 - No dict in which a pass looks something up was written to, as the interpreter counts: attributes, parameters, children and hooks of the
-  modules, hooks of all modules, members of the classes, the rooms in which functions are found by name (``F.linear``, ``torch.relu``).
-- Modules, parameters, and the code of the functions are of the same classes, and have the same dicts and cells.
+  modules, hooks of all modules, members of the classes, the rooms in which functions are found by name (``F.linear``, ``iter``).
+- Modules, parameters, and the code of the functions are of the same classes, and have the same dicts and cells; classes, the same bases.
 - No mode of functions or of dispatch is active, and nothing packs saved tensors.
 
 What was in all of these when the line was drawn is torch's own, or the capture's: :meth:`StraightLine.of` looks at each of it.
@@ -15,6 +15,7 @@ Numbers and words among the attributes need no further look: they are part of th
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -78,7 +79,8 @@ class StraightLine(Line):
         rooms = {id(room): vars(room) for room, _ in self._places if isinstance(room, ModuleType)}
         tables = [table for own in self._own for name, table in own.items() if name in _TABLES]
         classes = [*self._classes, *(kind for kind in Tensor.__mro__ if kind is not object)]
-        self._dicts = [*self._own, *tables, *_GLOBAL, *map(dict_of, classes), *rooms.values(), vars(_module)]
+        self._bases = [kind.__mro__ for kind in self._classes]
+        self._dicts = [*self._own, *tables, *_GLOBAL, *map(dict_of, classes), *rooms.values(), vars(_module), vars(builtins)]
         self._versions = [*map(version, self._dicts)]
 
     @classmethod
