@@ -250,7 +250,7 @@ def _set(**attributes):
 
 
 def _named(records):
-    return [*default_collate(records), [str(len(records)), "b"]]
+    return [*default_collate(records), [str(float(x[0])) for x, _ in records]]
 
 
 LOOPS = {

@@ -51,7 +51,8 @@ class Capture(Declarations, ProofInterface):
 
     **Formal guarantee.** Example i enters the result only through w_i G_i, provided the model keeps examples apart (see
     :func:`~hushgrad.clipping.isolation`). Whatever cannot be attributed to single examples raises
-    :class:`~hushgrad.errors.CaptureError`; nothing is skipped.
+    :class:`~hushgrad.errors.CaptureError`; nothing is skipped. Numbers, words and arrays beside the tensors are taken as constants, so
+    they must not follow from the examples: a bare capture cannot tell a longest length from a schedule. A run's loader can.
 
         >>> from hushgrad.clipping import Flat
         >>> model = nn.Linear(3, 1)

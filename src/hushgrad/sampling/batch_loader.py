@@ -17,6 +17,7 @@ from hushgrad import _check
 from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal
 from hushgrad.sampling.batch import AS_THEY_COME, Batch, Sizes, Smallest, TensorBatch, empty_like
+from hushgrad.sampling.batch_numbers import Path, made_of_all
 from hushgrad.sampling.collate_checks import SmallestRow, grown_dim, keeps_apart, read_alone, sizes_apart, smallest
 from hushgrad.sampling.draws import Draws
 from hushgrad.sampling.rows_read import reads_one_row
@@ -140,6 +141,10 @@ class Hands(Dataset[_Hand]):
             and keeps_apart(self.dataset, self._collate, self._seeds)
             and reads_one_row(self.dataset, self._seeds)
         )
+
+    def made_of_all(self) -> frozenset[Path]:
+        """Where a batch has what is no tensor and made of all its records together, tested on a few of them."""
+        return made_of_all(self.dataset, self._collate, self._seeds)
 
     def _nothing(self) -> Any:
         # Built from an example only for its shapes and types; no content is kept.

@@ -23,7 +23,7 @@ from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.loop_writes import LoopWrites
 from hushgrad.train.padded_examples import PaddedExamples
-from hushgrad.train.passed_data import LARGE, RARELY, PassedData, containers
+from hushgrad.train.passed_data import LARGE, RARELY, PassedData
 
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
@@ -214,7 +214,7 @@ class Handed(PassedData):
         items: Any = batch
         # As most are; a packed sequence is a tuple, too.
         plain = isinstance(items, (list, tuple)) and {*map(type, items)} <= _TENSORS and not isinstance(items, PackedSequence)
-        self._own = set() if plain else {*containers(items)}
+        self._beside_tensors(None if plain else items, batch.examples)
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
                 known[id(leaf)] = leaf, leaf._version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from random import Random
@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import NodeHooks, memory_of
 from hushgrad.clipping.proof.inputs import inside
+from hushgrad.sampling.batch_numbers import Path, for_all, for_each
 from hushgrad.train.row_views import rows_at
 
 LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
@@ -49,7 +50,9 @@ class PassedData:
         ] = []  # outputs of the last pass, and how many hooks they had behind it
         self._on_nodes = NodeHooks.count  # that there were after the last pass
         self._beside: dict[Any, list[Any]] = {}  # what the model and the losses were given first, beside tensors
-        self._own: set[int] = set()  # lists and arrays that the loader has handed out
+        self.made_of_all: frozenset[Path] = frozenset()  # where batches have what is no tensor and made of all records together
+        self._own: set[int] = set()  # lists and arrays of the batch with one entry for each example
+        self._of_all: list[Any] = []  # what of the batch is made of all its records together
         self._begun, self._due = False, True  # copies are compared in this step wherever they are
         self._seen = False  # what runs now is tried on single examples
 
@@ -79,9 +82,18 @@ class PassedData:
         return behind or NodeHooks.count != self._on_nodes
 
     def is_new(self, whose: Any, given: Any) -> bool:
-        """Whether the model, or a loss, is given other numbers, words or arrays beside tensors than in its first pass."""
+        """Whether the model, or a loss, is given other numbers, words or arrays beside tensors than in its first pass.
+
+        So is what the collate function has made of all records together, which may be the same in every pass over all data.
+        """
         now = [*_values(given, self._own)]
-        return self._beside.setdefault(whose, now) != now
+        return self._beside.setdefault(whose, now) != now or any(type(a) is type(b) and a == b for a in now for b in self._of_all)
+
+    def _beside_tensors(self, batch: Any, examples: int) -> None:
+        """Note what the loader has handed out beside tensors: for each example, and made of all records together."""
+        self._own = {*for_each(batch, examples)}
+        found = for_all(batch, examples) if self.made_of_all else ()
+        self._of_all = [value for where, value in found if where in self.made_of_all]
 
     def _weakly(self, leaf: Tensor) -> bool:
         """Refer to a large output weakly from here on, since it is as large as everything else together.
@@ -139,16 +151,8 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all()))
 
 
-def containers(value: Any) -> Iterator[int]:
-    """The lists, mappings and arrays in a batch, by their id."""
-    yield id(value)
-    for one in inside(value):
-        if isinstance(one, (list, tuple, Mapping, np.ndarray)):
-            yield from containers(one)
-
-
 def _values(value: Any, own: set[int]) -> Iterator[Any]:
-    """Numbers, words and arrays in it, but for what the loader has handed out."""
+    """Numbers, words and arrays in it, but for what the loader has handed out for each example."""
     if id(value) in own:
         return
     if isinstance(value, (bool, int, float, complex, str, bytes)):

@@ -147,6 +147,7 @@ class Private(Attached):
             made.reading = self._world.leaving
         if not made.hands.keeps_apart():
             self.losses.handed.prepared = True
+        self.losses.handed.made_of_all = made.hands.made_of_all()
         return made
 
     def _dealing(self, dataset: Any, groups: Grouping | None, units: list[int], options: dict[str, Any]) -> sampling.BatchLoader:
