@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import TensorDataset
 
 import hushgrad
-from hushgrad.clipping import Adaptive, Flat
+from hushgrad.clipping import Adaptive, Capture, Flat
 from hushgrad.denoise import Kalman
 from hushgrad.errors import CaptureError
 from hushgrad.noise import AntiPGD, Independent
@@ -83,6 +83,39 @@ def _follow(run: Run, other: Run) -> None:
     run.model.load_state_dict(other.model.state_dict())
     run.private._release.use_clip(other.private._release.clip)
     run.private._release.filter_state = copy.deepcopy(other.private._release.filter_state)
+
+
+@pytest.mark.parametrize("wide", [1, 3])
+def test_passes_that_are_interrupted_anywhere_leave_nothing_switched_off(wide):
+    """Each place of a known pass, one after the other; what is forgotten then leaves the model as it was."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(wide))), torch.randn(8, 4)
+    capture = Capture(model)
+    capture.attach()
+
+    def passes(k: int) -> bool:
+        """Whether the passes were interrupted, at the k-th place."""
+        before = sys.getprofile()
+        try:
+            sys.setprofile(Strike(k) if k else before)
+            model(x).sum().backward()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(before)
+            capture.discard()
+        return False
+
+    passes(0)
+    places = next(k for k in range(1, 2000) if _left_as_it_was(passes(k), model))
+    assert places > 20 * wide
+    capture.detach()
+
+
+def _left_as_it_was(struck: bool, model: nn.Module) -> bool:
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert torch.is_grad_enabled()
+    return not struck
 
 
 @pytest.fixture

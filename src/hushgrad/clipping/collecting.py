@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _site, _requires_grad, _second = attrgetter("site"), attrgetter("requires_grad"), itemgetter(1)
+_switched_off = attrgetter("switched_off")
 
 
 class Batch:
@@ -187,7 +188,8 @@ class Collecting(Grouping):
         """Forget everything since the last collect."""
         if self._root.running or self._tape.calls is not None:
             self._root.reset()
-            for site in () if self._root.proving else self._sites:
+        if any(map(_switched_off, self._sites)) and not self._root.proving:
+            for site in self._sites:
                 site.restore()
         self._tape.clear()
         self._folded, self._folded_units = None, set()

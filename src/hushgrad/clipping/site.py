@@ -172,7 +172,7 @@ class Site:
     """A captured module, its rule, and its trainable parameters; ``full`` has their names in the model."""
 
     __slots__ = (
-        "_folds", "_holders", "_off", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "tape",
+        "_folds", "_holders", "_remembers", "dim", "dtype", "full", "module", "names", "params", "path", "rule", "switched_off", "tape",
     )  # fmt: skip
 
     def __init__(
@@ -187,7 +187,7 @@ class Site:
         dtype = self.params[0].dtype
         self.dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype  # norms and sums need the bits
         # A stack, since a module may call itself: parameters that were switched off, the rule's memory, and the inner graph.
-        self._off: list[tuple[list[nn.Parameter], Any, Inner | None] | None] = []
+        self.switched_off: list[tuple[list[nn.Parameter], Any, Inner | None] | None] = []
 
     def hooks(self) -> list[Any]:
         """Attach; returns the handles to detach with."""
@@ -199,21 +199,21 @@ class Site:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.tape.silent or not torch.is_grad_enabled():
-            self._off.append(None)
+            self.switched_off.append(None)
             return None
         for (held, leaf), p in zip(self._holders, self.params, strict=True):
             if held[leaf] is not p:  # functional_call: its replacement is read at the frontier
-                self._off.append(None)
+                self.switched_off.append(None)
                 return None
         off: list[nn.Parameter] = []
         with unwatched():
             matrix = bool(args) and isinstance(args[0], Tensor) and args[0].dim() < 3  # nothing to fold
             if self._folds and not matrix and self._runs_inside(module, args, kwargs):
                 inner = Inner()
-                self._off.append((off, self.rule.remember(module) if self._remembers else None, inner))
+                self.switched_off.append((off, self.rule.remember(module) if self._remembers else None, inner))
                 return inner.given(args), inner.given(kwargs)
             # Recorded first: an interrupt may come at any call.
-            self._off.append((off, self.rule.remember(module) if self._remembers else None, None))
+            self.switched_off.append((off, self.rule.remember(module) if self._remembers else None, None))
             for p in self.params:
                 if p.requires_grad:  # an outer call has not already turned it off
                     off.append(p)
@@ -225,23 +225,25 @@ class Site:
         return self.rule.folds(module, args, kwargs) and Inner.possible() and transform() is None
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        noted = self._off.pop() if self._off else None  # empty: somebody's pre-hook raised before ours was called
+        noted = self.switched_off[-1] if self.switched_off else None  # empty: somebody's pre-hook raised before ours was called
         if noted is None:
+            del self.switched_off[-1:]
             return None
         off, memory, inner = noted
         with unwatched():
             for p in off:
                 p.requires_grad = True
+            del self.switched_off[-1]  # last: an interrupt may come at any call
             if output is None or type(output) is Tensor:  # None: the forward raised
                 return None if output is None else self._watch(args, kwargs, output, memory, inner)
         return self._watch(args, kwargs, output, memory, inner)
 
     def restore(self) -> None:
-        """Restore what a forward that was interrupted between the hooks (Ctrl-C) left switched off."""
-        for noted in self._off:
+        """Restore what a forward that was interrupted (Ctrl-C) between the hooks, or in them, left switched off."""
+        for noted in self.switched_off:
             for p in noted[0] if noted else ():
                 p.requires_grad = True
-        self._off.clear()
+        self.switched_off.clear()
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, memory: Any, inner: Inner | None) -> Any:
         """Hook the output of this call."""
