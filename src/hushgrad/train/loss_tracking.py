@@ -214,7 +214,10 @@ class Handed(PassedData):
         items: Any = batch
         # As most are; a packed sequence is a tuple, too.
         plain = isinstance(items, (list, tuple)) and {*map(type, items)} <= _TENSORS and not isinstance(items, PackedSequence)
-        self._beside_tensors(None if plain else items, batch.examples)
+        if plain:
+            self._own, self._of_all = set(), []
+        else:
+            self._beside_tensors(items, batch.examples)
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
                 known[id(leaf)] = leaf, leaf._version
