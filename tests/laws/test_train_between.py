@@ -65,3 +65,46 @@ def test_what_the_loop_does_between_a_pass_and_its_backward_is_vouched_for(betwe
     notes = [note for note in private.spent().notes if "vouched for by the user" in note]
     private.detach()
     assert bool(notes) == (between != "nothing"), notes
+
+
+def written(model, by):
+    with torch.no_grad():
+        model.head.weight.mul_(by)
+
+
+def unseen(model, by):
+    model.head.weight.data.mul_(by)
+
+
+def elsewhere(model, by):
+    model.head.weight.data = model.head.weight.data * by
+
+
+WRITES = [(at, write) for at in ("before the pass", "before the backward") for write in (None, written, unseen, elsewhere)]
+WRITES.remove(("before the backward", written))  # torch refuses that
+
+
+@pytest.mark.parametrize(("at", "write"), WRITES, ids=lambda one: getattr(one, "__name__", str(one)))
+@pytest.mark.parametrize("parts", [False, True])
+def test_weights_that_the_loop_puts_back_before_the_step_are_vouched_for(at, write, parts):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plan = hushgrad.Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, batch_size=16, dataset_size=24, steps=4)
+    private = hushgrad.make_private(model, optimizer, plan)
+    loss = private.loss(nn.CrossEntropyLoss())
+    for batch in private.loader(TensorDataset(torch.randn(24, 4), torch.randint(2, (24,)))):
+        optimizer.zero_grad()
+        for x, y in batch.split(5) if parts else [batch]:
+            kept = model.head.weight.detach().clone()
+            if write is not None and at == "before the pass":
+                write(model, 1.0 + float(x.abs().max()))
+            made = loss(model(x), y)
+            if write is not None and at == "before the backward":
+                write(model, 1.0 + float(x.abs().max()))
+            made.backward()
+            model.head.weight.data.copy_(kept)
+        optimizer.step()
+    notes = [note for note in private.spent().notes if "vouched for by the user" in note]
+    private.detach()
+    assert bool(notes) == (write is not None), notes

@@ -1,4 +1,4 @@
-"""Looks for what the loop writes where the model reads it: attributes, hooks, closures, globals, arrays, buffers that are not saved.
+"""Looks for what the loop writes where the model reads it: attributes, hooks, globals, arrays, weights that it puts back before the step.
 
 A proof runs the model on parts of a batch. What the loop has computed from a whole batch, and put where a pass reads it, is the same in
 all of these passes, so no proof can show it. It shows here: a pass finds it other than it was before the first batch. What passes
@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hushgrad.clipping._torch import global_hooks
+from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.release.placement.sharded import is_sharded
 from hushgrad.train.reachable_state import content_of
 from hushgrad.train.what_is_reached import SILENT, Names, Reached, hooks_in, reached_from, words_in
@@ -143,6 +144,7 @@ class LoopWrites:
         self._first: ModelState | None = None
         self._own: set[Place] = set()  # where passes write
         self._after: ModelState | None = None  # after the last pass that was looked at, until its backward
+        self._trained: list[tuple[int, Any]] | None = None  # parameters when the last batch that is looked at was handed out
         self.passes = 0  # that were issued
         self._lot = Random(0)  # of its own: a run can be repeated
         self.kept: list[tuple[ReferenceType[Tensor], int]] = []  # results of the last pass that had hooks to be compared
@@ -150,12 +152,13 @@ class LoopWrites:
         self._start = 0
         self.looked, self.next = -1, 0.0  # steps between which nothing is looked at
 
-    def issued(self, step: int) -> None:
-        """Called when the batch of a step that is looked at is about to be handed out."""
+    def issued(self, step: int, *, trained: bool = True) -> None:
+        """Called when the batch of a step that is looked at is about to be handed out; ``trained``: only a step changes what is trained."""
         if self._first is None or step < self._start:
             self._start = step
         self._first = self._first or ModelState.of(self._model)
         self.due, self.looked, self.next = True, step, self._following(step)
+        self._trained = self._weights() if trained else None
 
     def _following(self, step: int) -> float:
         """The next step after this one that is looked at."""
@@ -167,7 +170,9 @@ class LoopWrites:
         """Called before a pass of a batch, and before its proof."""
         if self._first is not None and not self.open:
             self.open = True
-            if self._first.changes(ModelState(self._model, self._first.names), passes=self.passes, own=self._own):
+            if not self._as_issued() or self._first.changes(
+                ModelState(self._model, self._first.names), passes=self.passes, own=self._own
+            ):
                 self._tell()
 
     def after(self) -> None:
@@ -181,8 +186,18 @@ class LoopWrites:
     def backward(self) -> None:
         """Called before a backward pass: what the loop changes for it alone, it puts back before the next pass."""
         after, self._after = self._after, None
-        if after is not None and after.changes(ModelState(self._model, after.names), passes=0, own=self._own):
+        if after is not None and (
+            not self._as_issued() or after.changes(ModelState(self._model, after.names), passes=0, own=self._own)
+        ):
             self._tell()
+
+    def _weights(self) -> list[tuple[int, Any]]:
+        """The trained parameters that a pass reads, and what they hold."""
+        return [(id(p), fingerprint(p)) for p in self._model.parameters() if p.requires_grad and not is_sharded(p)]
+
+    def _as_issued(self) -> bool:
+        """Whether trained parameters are what they were when the batch was handed out: who puts them back before the step hides it."""
+        return self._trained is None or self._trained == self._weights()
 
     def before_step(self) -> None:
         """Called before the step if results are ``kept``: hooks that were put on one after its pass are the loop's."""
@@ -192,7 +207,7 @@ class LoopWrites:
 
     def _tell(self) -> None:
         self._found()
-        self._first, self._after, self.kept, self.due, self.open = None, None, [], False, False
+        self._first, self._after, self._trained, self.kept, self.due, self.open = None, None, None, [], False, False
         self.looked, self.next = -1, inf  # it is said once
 
     def __reduce__(self) -> tuple[type[object], tuple[()]]:

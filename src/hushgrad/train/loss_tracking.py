@@ -29,7 +29,7 @@ PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
     "itself was not shown. It is inside the model, and where a data set draws from torch's, numpy's or Python's own random numbers. "
     "So are numbers, words and arrays that it gives to the model or a loss and that change from pass to pass, and whatever it writes "
-    "where a pass reads it: attributes, hooks, globals, arrays"
+    "where a pass reads it: attributes, hooks, globals, arrays, weights"
 )
 
 VOUCHED = "The loss is vouched for by the user: that it is a mean over the examples was not shown"
@@ -75,7 +75,7 @@ class Losses:
         if whole:
             writes.due = False
             if not writes.looked < batch.step < writes.next:
-                writes.issued(batch.step)
+                writes.issued(batch.step, trained=not self.capture.tables)
             self._covered = 0
             if batch._smallest is not None or self.padded.watching:
                 self.padded.issued(batch)
