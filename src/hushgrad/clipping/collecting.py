@@ -86,7 +86,7 @@ class Batches:
         self.vouched = False  # the user vouches for calls that no proof has seen
         self.most: int | None = None  # a public number of examples of a step, if one is needed
         self.calls: list[Call] | None = None  # of the running pass through the model
-        self.dim: int | Callable[[], int | None] | None = 0  # of the examples in the inputs, if they are not announced
+        self.dim: int | Callable[[], int | None] | None = int  # of the examples; 0 if nobody says it
         self.before_batch: Callable[[], None] | None = None
         self.batches: list[Batch] = []
         self.clear()

@@ -44,6 +44,8 @@ def _grown(one: Any, two: Any, three: Any, both: Any) -> int | None:
     if len(grown) != 1 or three.shape[grown[0]] != 3 * one.shape[grown[0]]:
         return None
     d, rows = grown[0], one.shape[grown[0]]
+    if both.shape[d] != 2 * rows:  # records have different numbers of rows
+        return None
     return None if rows > 1 and not torch.equal(both.narrow(d, 0, rows), one) else d
 
 

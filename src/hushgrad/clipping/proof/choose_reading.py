@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hushgrad.clipping.layout import Kind, Layout
-from hushgrad.clipping.proof.flat_rows import Piece, evenly
-from hushgrad.clipping.proof.inputs import Reading, leaves, readings
+from hushgrad.clipping.proof.flat_rows import Piece, evenly, told_otherwise
+from hushgrad.clipping.proof.inputs import Reading, leaves, mapped, readings
+from hushgrad.clipping.proof.rounding import same_as_made
 from hushgrad.clipping.proof.survey import Run, Stage, exits_in, run_some
 from hushgrad.clipping.runs import UNCALLABLE
 from hushgrad.clipping.thresholds import MUCH_LARGER
@@ -58,6 +59,7 @@ def fit_of(stage: Stage, inputs: Any, whole: Run, which: Tensor, examples: int) 
     rival = next((other for other in others if _differ(fit, other)), None)
     fit = fit if rival is None else _told_apart(fit, rival, stage.dim(), inputs)
     _require_told(fit.reading, inputs, examples, stage.shared)
+    _require_rows_alone(stage, fit.reading, inputs, whole, examples)
     return fit
 
 
@@ -178,3 +180,30 @@ def _require_told(reading: Reading, inputs: Any, examples: int, known: Callable[
                 "each of them: if these are the examples' own, they influence each other. Give what all share (a mask) a first dimension "
                 "of 1, mask[None]; keep the examples' own data apart."
             )
+
+
+def _require_rows_alone(stage: Stage, reading: Reading, inputs: Any, whole: Run, examples: int) -> None:
+    """Refuse to read rows as examples if an input, which the model ignores, may tell that some example has several of them.
+
+    Raises:
+        CaptureError: nobody has declared where the examples are, and what the model returns says nothing about it.
+    """
+    tensors = leaves(inputs)
+    listed = [t for t, v in zip(tensors, reading.layouts, strict=True) if isinstance(v, Layout) and v.dim == 0 and v.factor == 1]
+    if stage.is_declared() or stage.opening is not None or not listed:
+        return
+    for told in tensors:
+        for other in told_otherwise(told, examples) if len(listed) > 1 or listed[0] is not told else ():
+            changed = _replaced(inputs, told, other)
+            try:
+                with torch.no_grad(), stage.paused():
+                    again = stage.alone(changed)[0]
+            except UNCALLABLE:
+                continue
+            if [y.shape for y in again] == [y.shape for y in whole.outputs] and all(map(same_as_made, whole.outputs, again)):
+                row = tuple(next(t for t in listed if t is not told).shape)
+                raise CaptureError(_unclear(f"ignores an input {tuple(told.shape)} that may tell it", row))
+
+
+def _replaced(inputs: Any, one: Any, other: Any) -> Any:
+    return mapped(inputs, lambda t: other if t is one else t)

@@ -223,6 +223,24 @@ def possible(tensors: Sequence[Any], value: Tensor) -> Iterator[int]:
                     yield size
 
 
+def told_otherwise(t: Any, rows: int) -> Iterator[Tensor]:
+    """For each way in which this input may tell that some example has several of so many rows: what would tell another one.
+
+    Nobody knows that it does: classes may add up to the number of rows by chance.
+    """
+    if not isinstance(t, Tensor) or t.dim() != 1 or not len(t) or t.dtype not in (torch.int64, torch.int32):
+        return
+    for kind in TELLERS:
+        n = int(t[-1]) + 1 if kind == "whose" else len(t) - (kind == "bounds")
+        counts = counted(t, kind, n, rows) if 0 < n <= rows else None
+        if counts is not None and max(counts) > 1 and (n > 1 or kind in _CERTAIN):
+            most = counts.index(max(counts))
+            moved = torch.tensor(counts)
+            moved[most] -= 1
+            moved[(most + 1) % n] += n > 1
+            yield _told(moved, kind).to(t)
+
+
 def _lists(t: Any, rows: int, pairs: set[int]) -> tuple[str, ...]:
     """What this may be a list of; if there are as many links as rows, of either."""
     size = len(t) if isinstance(t, Tensor) and t.dim() else -1

@@ -219,6 +219,10 @@ class ProofPasses:
         said = self._tape.dim
         return said() if callable(said) else said
 
+    def is_declared(self) -> bool:
+        """Whether somebody has."""
+        return self._tape.dim is not int and self.dim() is not None
+
     def shared(self, tensor: int, shape: tuple[int, ...]) -> bool:
         """Whether all examples share this input: an earlier proof found it, or the user vouches for the model."""
         return not self._seal or self._known.shared(tensor, shape)

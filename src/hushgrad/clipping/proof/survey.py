@@ -71,6 +71,9 @@ class Stage(Names, Protocol):
     def dim(self) -> int | None:
         """The dimension of the inputs that was declared to hold the examples."""
 
+    def is_declared(self) -> bool:
+        """Whether somebody has declared it; otherwise it is the first, or none if only their number is announced."""
+
     def precisions(self) -> set[torch.dtype]:
         """The dtypes that the model casts to."""
 

@@ -112,6 +112,7 @@ class Trials(Refusals):
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
         """Whether some reading of the inputs explains the outputs for this number of examples."""
+        self.opening = None  # not that of an earlier batch, whose lengths were others
         with suppress(NotIsolated), self._proving(FixedRandomness()):
             return prove(self, finite(inputs), B) is not None
         return False
