@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import namedtuple
 from typing import NamedTuple
 
 import numpy as np
@@ -137,6 +138,44 @@ def test_a_batch_is_still_of_its_own_type(data):
         assert parts[1].y.shape == (2, 2)
     if isinstance(data, torch.Tensor):
         assert type(batch + 1) is torch.Tensor and torch.equal(batch + 1, data + 1)
+
+
+class Grown(namedtuple("Grown", "x y")):
+    def __new__(cls, *, x):
+        made = super().__new__(cls, x, x + 1)
+        made.unit = "m"
+        return made
+
+
+class Two(tuple):
+    unit = "m"
+    x = property(lambda self: self[0])
+    y = property(lambda self: self[1])
+
+    def __new__(cls, x, y):
+        return super().__new__(cls, (x, y))
+
+
+class Any(tuple):
+    unit, x, y = "m", Two.x, Two.y
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", [Grown, Two, Any])
+def test_a_tuple_may_be_of_a_class_that_is_made_otherwise(kind, nested):
+    x = torch.arange(5)
+    data = {Grown: lambda: Grown(x=x), Two: lambda: Two(x, x + 1), Any: lambda: Any([x, x + 1])}[kind]()
+    batch = stamp({"pair": data} if nested else data, step=1, examples=5)
+    for whole, rows in [(batch, x), *zip(batch.split(3), (x[:3], x[3:]), strict=True)]:
+        its = whole["pair"] if nested else whole
+        assert isinstance(its, kind) and its.unit == "m" and whole.step == 1
+        assert torch.equal(its.x, rows) and torch.equal(its.y, rows + 1)
+
+
+def test_a_structure_of_torch_is_a_plain_tuple():
+    largest = torch.rand(5, 2).max(1)
+    assert [len(part[1]) for part in stamp(largest, step=0, examples=5).split(3)] == [3, 2]
+    assert [len(part[0].values) for part in [stamp([largest], step=0, examples=5)]] == [5]
 
 
 def test_every_issued_part_is_announced():

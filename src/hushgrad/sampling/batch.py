@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -52,6 +52,7 @@ class Sizes(NamedTuple):
         return min(rows, -(-cut // self.part) * self.part)
 
 
+_MAY_BE_BASE = 1 << 10  # of a class (Py_TPFLAGS_BASETYPE)
 AS_THEY_COME = Sizes(least=0)  # no padding
 
 
@@ -160,9 +161,30 @@ def _plain(batch: Batch) -> Any:
 
 
 def _made(kind: Any, data: Any) -> Any:
-    """``data`` as an instance of ``kind``: a named tuple takes its fields one by one, a plain tuple takes one iterable."""
-    base = kind.__mro__[2] if issubclass(kind, Batch) else kind
-    return kind(*data) if issubclass(base, tuple) and base is not tuple else kind(data)
+    """``data`` as an instance of ``kind``."""
+    return tuple_of(kind, data) if issubclass(kind, tuple) else kind(data)
+
+
+def tuple_class(kind: type) -> type:
+    """A class of tuples, if others may be derived from it; for structures of C (torch.return_types) plain tuples."""
+    return kind if kind.__flags__ & _MAY_BE_BASE else tuple
+
+
+def tuple_of(kind: Any, items: Iterable[Any], like: Any = None) -> Any:
+    """A tuple of this class with these items and the attributes of another one; its class's own ``__new__`` takes who knows what.
+
+    >>> class Sized(tuple):
+    ...     def __new__(cls, *, items):
+    ...         made = super().__new__(cls, items)
+    ...         made.size = len(items)
+    ...         return made
+    >>> tuple_of(Sized, "cd", Sized(items="ab")), tuple_of(Sized, "cd", Sized(items="ab")).size
+    (('c', 'd'), 2)
+    """
+    made: Any = tuple.__new__(tuple_class(kind), items)
+    if like is not None and hasattr(made, "__dict__"):
+        vars(made).update(getattr(like, "__dict__", {}))
+    return made
 
 
 def empty_like(data: Any, dim: int = 0) -> Any:
@@ -183,7 +205,8 @@ def _rows(data: Any, rows: slice | list[int], examples: int, dim: int = 0) -> An
     if isinstance(data, (list, tuple)):
         if len(data) == examples and not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in data):
             # One string or number per example.
-            return data[rows] if isinstance(rows, slice) else type(data)([data[i] for i in rows])
+            chosen = data[rows] if isinstance(rows, slice) else [data[i] for i in rows]
+            return tuple_of(type(data), chosen, data) if isinstance(data, tuple) else list(chosen)
         items = [_rows(item, rows, examples, dim) for item in data]
-        return items if isinstance(data, list) else type(data)(*items) if type(data) is not tuple else tuple(items)
+        return items if isinstance(data, list) else tuple_of(type(data), items, data)
     return data

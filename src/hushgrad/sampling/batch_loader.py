@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from hushgrad import _check
 from hushgrad.errors import ArgumentError, BudgetExceeded, WorkerLost
 from hushgrad.sampling.base import Deal
-from hushgrad.sampling.batch import AS_THEY_COME, Batch, Sizes, Smallest, TensorBatch, empty_like
+from hushgrad.sampling.batch import AS_THEY_COME, Batch, Sizes, Smallest, TensorBatch, empty_like, tuple_class, tuple_of
 from hushgrad.sampling.batch_numbers import Path, made_of_all
 from hushgrad.sampling.collate_checks import SmallestRow, grown_dim, keeps_apart, read_alone, sizes_apart, smallest
 from hushgrad.sampling.draws import Draws
@@ -177,9 +177,7 @@ def stamp(
     if isinstance(data, Tensor):
         batch = data.as_subclass(TensorBatch)
     elif isinstance(data, tuple):
-        kind = _kind(type(data))
-        # A named tuple takes its fields one by one, a plain tuple takes them as one iterable.
-        batch = kind(data) if type(data) is tuple else kind(*data)
+        batch = tuple_of(_kind(tuple_class(type(data))), data, data)
     elif isinstance(data, list):
         batch = (_kinds.get(list) or _kind(list))(data)
     elif isinstance(data, Mapping):

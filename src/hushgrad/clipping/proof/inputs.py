@@ -259,7 +259,7 @@ def mapped(value: Any, change: Callable[[Any], Any], count: Callable[[int], int]
     if type(value) is int and count is not None:
         return count(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(v, change, count) for v in value))
+        return tuple.__new__(type(value), (mapped(v, change, count) for v in value))  # its own may take anything
     if isinstance(value, (tuple, list)):  # a loader's batch is one, with a stamp
         inside = [mapped(v, change, count) for v in value]
         same = all(a is b for a, b in zip(inside, value, strict=True))
