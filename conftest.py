@@ -164,6 +164,19 @@ def pytest_runtest_setup(item):
     _begin(item.nodeid)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """No test may leave hooks of all modules, under which the tests after it would run."""
+    if "torch" not in sys.modules:
+        return
+    module = sys.modules["torch"].nn.modules.module
+    tables = [getattr(module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")]
+    if any(tables):
+        for table in tables:
+            table.clear()
+        pytest.fail(f"{item.nodeid} has left hooks of all modules.", pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef, request):
     """And what several tests share."""
