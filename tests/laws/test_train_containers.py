@@ -22,6 +22,24 @@ class Fields:
     y: Tensor
 
 
+class Made(tuple):
+    x = property(lambda self: self[0])
+
+    def __new__(cls, batch):
+        made = super().__new__(cls, batch)
+        made.second = 1
+        return made
+
+    @property
+    def y(self):
+        return self[self.second]
+
+
+class MadePair(Pair):
+    def __new__(cls, batch):
+        return super().__new__(cls, *batch)
+
+
 class Names(UserDict):
     def __getattr__(self, name):
         try:
@@ -43,6 +61,8 @@ KINDS = {
         name: (make, lambda b: b.x, lambda b: b.y)
         for name, make in {
             "named tuple": lambda batch: Pair(*batch),
+            "tuple of its own": Made,
+            "named tuple of its own": MadePair,
             "dataclass": lambda batch: Fields(*batch),
             "user dict": lambda batch: Names(x=batch[0], y=batch[1]),
             "ordered dict": lambda batch: Ordered(x=batch[0], y=batch[1]),

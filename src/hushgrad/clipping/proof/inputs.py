@@ -252,18 +252,26 @@ def data_of(leaf: Any) -> Tensor:
     return leaf if isinstance(leaf, Tensor) else leaf.data  # type: ignore[no-any-return]
 
 
+def _tuple_like(value: Any, items: list[Any]) -> Any:
+    """A tuple of the same class, whose own constructor may take anything, with the same attributes; a plain one for structures of C."""
+    if not type(value).__flags__ & 1 << 10:  # nothing is derived from them (Py_TPFLAGS_BASETYPE)
+        return tuple(items)
+    made: Any = tuple.__new__(type(value), items)
+    if hasattr(made, "__dict__"):
+        vars(made).update(vars(value))
+    return made
+
+
 def mapped(value: Any, change: Callable[[Any], Any], count: Callable[[int], int] | None = None) -> Any:
     """The same structure with other tensors, and other whole numbers if ``count`` is given."""
     if isinstance(value, (Tensor, PackedSequence)):
         return change(value)
     if type(value) is int and count is not None:
         return count(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return tuple.__new__(type(value), (mapped(v, change, count) for v in value))  # its own may take anything
     if isinstance(value, (tuple, list)):  # a loader's batch is one, with a stamp
         inside = [mapped(v, change, count) for v in value]
         same = all(a is b for a, b in zip(inside, value, strict=True))
-        return value if same and type(value) is not list else inside if isinstance(value, list) else tuple(inside)
+        return value if same and type(value) is not list else inside if isinstance(value, list) else _tuple_like(value, inside)
     if isinstance(value, Mapping):
         made: Any = copy.copy(value)
         for key in value:
