@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
 
 from hushgrad.clipping._torch import (
     AS_TORCH,
@@ -26,7 +27,7 @@ from hushgrad.clipping._torch import (
     push_packing,
     transform,
 )
-from hushgrad.clipping._torch_compile import is_exporting, is_tracing, refuse_tracing
+from hushgrad.clipping._torch_compile import eagerly, is_exporting, is_tracing, refuse_tracing
 from hushgrad.clipping.passes import Passes, is_evaluation
 from hushgrad.clipping.proof.call_trace import CallTrace, Dispatch
 from hushgrad.clipping.proof.fixed_randomness import Draws, host_draws
@@ -53,6 +54,7 @@ class Pass:
     trace: CallTrace | None = None
     dispatch: Dispatch | None = None
     nodes = 0
+    hooks = 0
     draws: Draws | None = None  # the state of other generators than torch's, if the model draws from them
     times: list[Time] | None = None  # the values of the model's clocks at its start
     straight = False  # it must make the calls of an earlier pass that was traced: see proof/straight_line.py
@@ -82,7 +84,7 @@ class Pass:
             if self.structure is not None and self.structure.dispatched:
                 self.dispatch = Dispatch()
                 self.dispatch.__enter__()
-        self.nodes = nodes_made()
+        self.nodes, self.hooks = nodes_made(), RemovableHandle.next_id  # torch counts all that are put on tensors and nodes
 
     def leave(self) -> None:
         """It has ended, or was interrupted."""
@@ -222,13 +224,15 @@ class Root(Passes):
         if here is None:
             del self.running[-1:]
             return
-        made = nodes_made() - here.nodes
+        made, hooks = nodes_made() - here.nodes, RemovableHandle.next_id - here.hooks
         here.leave()
         if not here.is_aside:
             self._tape.calls = None
         del self.running[-1]
         if output is None:  # the forward raised
             return
+        if hooks not in self._trials.hooks and here.structure is not None:
+            self._hooked(here, here.structure, hooks)
         if self._trials.runs is not None:
             self._tried(here, made, output)
         elif not self._as_usual(here, made, output):
@@ -239,6 +243,15 @@ class Root(Passes):
             self._looked()
         for call in here.calls:
             call.edges = ()  # graph nodes refer to the call: break the cycle
+
+    @eagerly
+    def _hooked(self, here: Pass, structure: Structure, hooks: int) -> None:
+        """A forward has put so many hooks on the way back; if that was not one of a proof, its way back is looked at now."""
+        trials = self._trials
+        if trials.runs is None and not here.fresh and self._whole:
+            with trials.drawing(here.draws), self.attributes.at(here.times or []), self._kept(for_good=True, again=True):
+                trials.repeat_back(structure, here.inputs, here.examples)
+        trials.acts_back, trials.hooks = True, trials.hooks | {hooks}
 
     def _as_usual(self, here: Pass, made: int, output: Any) -> bool:
         """Whether this is an ordinary pass: one output, and the proved calls and operations, in proved sizes and canonical layouts."""

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hushgrad.clipping.mass import sq_norm
 from hushgrad.clipping.proof.fixed_randomness import randomness_fixed
+from hushgrad.clipping.proof.graph import Graph
 from hushgrad.clipping.proof.influence import influence
 from hushgrad.clipping.proof.seal_runs import Sealing, part_of
 from hushgrad.clipping.proof.structure import Structure
@@ -46,6 +47,41 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     sane = _finite(structure, run, B)
     if not sane:
         return Broken("its outputs are NaN or infinite for every example", influence=False)
+    outputs = [y.detach() for y in run.outputs]
+    stage.acts_back = stage.acts_back or _acts_back(exits_above(run, structure.exits))
+    together = _together(stage, structure, run, B, sane, lot)
+    del run  # frees the graph
+    others = influence(stage, structure, outputs, inputs, B, lot)
+    if others:
+        return Broken(others, influence=True)
+    return _on_the_way_back(stage, structure, inputs, B, together, lot, hooks)
+
+
+def broken_back(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Random) -> Broken | None:
+    """The part of the seal that goes backward: outputs show nothing of hooks and of functions with a custom backward."""
+    hooks = RemovableHandle.next_id
+    try:
+        run = stage.run(inputs, B, structure)
+    except CaptureError:  # another graph than the proved one, which the pass itself has, too: that is proved by itself
+        return None
+    sane = _finite(structure, run, B)
+    if not sane:
+        return None
+    together = _together(stage, structure, run, B, sane, lot)
+    del run
+    return _on_the_way_back(stage, structure, inputs, B, together, lot, hooks)
+
+
+class _Together(NamedTuple):
+    """What the capture attributes to a few examples in their batch, for these cotangents."""
+
+    us: list[Tensor]
+    picks: list[_Pick]
+    sane: list[int]
+    found: tuple[dict[str, Tensor], Tensor]
+
+
+def _together(stage: Sealing, structure: Structure, run: Run, B: int, sane: list[int], lot: Random) -> _Together:
     chosen = dict.fromkeys(
         (sane[-1], lot.choice(sane), sane[0])
     )  # a capacity hits the last; the first may influence those after it
@@ -53,17 +89,25 @@ def broken(stage: Sealing, structure: Structure, inputs: Any, B: int, lot: Rando
     exits = exits_above(run, structure.exits)
     us = cotangents(exits, seed=1)
     found = stage.weighed(run, exits, us, _weights(picks, B))  # now: a layer may keep only its last call
-    outputs = [y.detach() for y in run.outputs]
-    del run, exits  # frees the graph
-    others = influence(stage, structure, outputs, inputs, B, lot)
-    if others:
-        return Broken(others, influence=True)
+    return _Together(us, picks, sane, found)
+
+
+def _on_the_way_back(
+    stage: Sealing, structure: Structure, inputs: Any, B: int, together: _Together, lot: Random, hooks: int
+) -> Broken | None:
+    """What is wrong with the gradients; ``hooks``: how many there were before the batch ran."""
+    us, picks, sane, found = together
     alone, singles = _by_singles(stage, structure, inputs, us, picks, B, found)
-    del found
     twice = bool(structure.frontier.ends) or RemovableHandle.next_id > hooks
     wild = _by_wild_cotangents(stage, structure, inputs, us, alone, picks[0].example, B, sane, lot, twice=twice)
     problem = wild or singles
     return None if problem is None else Broken(problem, influence=False)
+
+
+def _acts_back(exits: Sequence[Exit]) -> bool:
+    """Whether some node below was not made by torch's own operations, but by a function with a custom backward, or a module's hook."""
+    own = (getattr(node, "_forward_cls", None) for node in Graph(e.edge for e in exits).order)
+    return any(made is not None and not made.__module__.startswith("hushgrad.") for made in own)
 
 
 def _weights(picks: list[_Pick], B: int) -> Tensor:

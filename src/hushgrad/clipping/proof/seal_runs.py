@@ -23,10 +23,12 @@ _AT_ONCE = 1 << 17  # numbers of outputs that are compared at once
 class Sealing(Stage, Protocol):
     """What the seal needs from the capture in addition to a survey's passes. Every pass starts from the same state of the model.
 
-    ``differentiates``: whether the forward computes gradients itself.
+    ``differentiates``: whether the forward computes gradients itself. ``acts_back``: whether something other than torch's own operations
+    acts on the way back: hooks, and functions with a custom backward.
     """
 
     differentiates: bool
+    acts_back: bool
 
     def weighed(self, run: Run, exits: Any, us: list[Tensor], weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The sum of the per-example gradients with these weights, as the capture computes it, and the examples' norms."""

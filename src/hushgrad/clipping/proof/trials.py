@@ -20,7 +20,7 @@ from hushgrad.clipping.proof.inputs import data_of, leaves, readings
 from hushgrad.clipping.proof.other_rows import takes_empty
 from hushgrad.clipping.proof.prove import prove
 from hushgrad.clipping.proof.refusals import Failure, Refusals
-from hushgrad.clipping.proof.seal import Broken, broken
+from hushgrad.clipping.proof.seal import Broken, broken, broken_back
 from hushgrad.clipping.proof.structure import Structure
 from hushgrad.clipping.proof.survey import still_there, surveyed
 from hushgrad.clipping.proof.variable_lengths import Opening, lengthened, openings, tells_lengths
@@ -32,12 +32,15 @@ from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 class Trials(Refusals):
     """Proves passes of a model, by :mod:`~hushgrad.clipping.proof.prove` and :mod:`~hushgrad.clipping.proof.seal`."""
 
+    acts_back = False  # some proved pass had hooks on the way back, or functions with a custom backward
+    hooks = frozenset({0})  # how many of them forwards have put there whose way back was looked at
+
     # Proofs ----------------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def drawing(self, draws: Draws | None) -> Iterator[None]:
         """Proofs inside draw what a pass drew that began in this random state."""
-        now = host_draws() if draws is not None else None
+        now = None if draws is None else host_draws()
         try:
             if draws is not None:
                 draw_from(draws)
@@ -109,6 +112,22 @@ class Trials(Refusals):
             problem = swayed(self, structure, inputs, B, self._lot, brief=brief) if self._seal else None
         if problem is not None:
             self._refuse(inputs, B, Failure(Broken(problem, influence=True), None, frozenset()))
+        if self.acts_back:
+            self.repeat_back(structure, inputs, B)
+
+    def repeat_back(self, structure: Structure, inputs: Any, B: int) -> None:
+        """The same for the way back, with what may change a proof that fails: see ``_proved_somehow``. Raises NotIsolated."""
+        inputs, trained, choices = finite(inputs, structure.reading), self._capture.trained.values(), self._lot.getstate()
+        tries = ((inputs, nullcontext()), (inputs, nudged(trained)), (tamed(inputs), nullcontext())) if self._seal else ()
+        problem = None
+        for given, change in (one for one in tries if one[0] is not None):
+            self._lot.setstate(choices)
+            with change, self._proving(FixedRandomness()):
+                problem = broken_back(self, structure, given, B, self._lot)
+            if problem is None:
+                return
+        if problem is not None:
+            self._refuse(inputs, B, Failure(problem, None, frozenset()))
 
     def may_be_read(self, inputs: Any, B: int) -> bool:
         """Whether some reading of the inputs explains the outputs for this number of examples."""
@@ -268,8 +287,7 @@ class Trials(Refusals):
         quiet: FixedRandomness | None = None,
     ) -> tuple[str | None, bool]:
         """What is wrong with the changed model, and whether it could be run at all."""
-        before, seen = self.lifts, len(self.traces)
-        self.lifts = before and lifts
+        before, seen, self.lifts = self.lifts, len(self.traces), self.lifts and lifts
         try:
             with change, self._proving(FixedRandomness() if quiet is None else quiet):
                 return swayed(self, structure, inputs, B, self._lot, brief=True), True
