@@ -18,12 +18,13 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import NodeHooks, transform
+from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.clipping.proof.inputs import tensors_in
 from hushgrad.errors import CaptureError
 from hushgrad.sampling.batch import Batch
 from hushgrad.train.loop_writes import LoopWrites
 from hushgrad.train.padded_examples import PaddedExamples
-from hushgrad.train.passed_data import LARGE, RARELY, PassedData
+from hushgrad.train.passed_data import FEW, LARGE, RARELY, PassedData, is_still
 
 PREPARED = (
     "What the loop, the data set or its collate function does to a batch is vouched for by the user: that it treats every example by "
@@ -118,6 +119,7 @@ class Losses:
             first = torch.ones_like(loss) if gradient is None else gradient
             given = gradient is not None and not bool((gradient == 1).all())
             hooked = len(loss._backward_hooks or ()) > hooks or self.handed.is_hooked()
+            self.handed.prepared = self.handed.prepared or self.handed.is_rewritten()
             if self.capture.looks is not None:
                 self.capture.looks.backward()
             self._begun = not (given or hooked)  # else the loop has put something in between, and nothing is known of that
@@ -202,7 +204,8 @@ class Handed(PassedData):
             self.prepared = True
         if whole:
             self._items = batch
-            self._due = not self._begun or self._lot.random() * RARELY < 1
+            looks, self._due = self._capture.looks, not self._begun or self._lot.random() * RARELY < 1
+            self._exact = self._due or (looks is not None and looks.due)
             if not self._begun:
                 self._capture.look_at_attributes()
             self._begun = True
@@ -220,7 +223,9 @@ class Handed(PassedData):
             self._beside_tensors(items, batch.examples)
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
-                known[id(leaf)] = leaf, leaf._version
+                few = leaf.numel() <= FEW and leaf.is_cpu and type(leaf) is Tensor and leaf.layout is torch.strided
+                held = leaf.detach().clone() if few else fingerprint(leaf) if self._exact else None
+                known[id(leaf)] = leaf, leaf._version, held
 
     def prepare(self) -> None:
         """Called when the loop was found to have made something of the data that reaches a pass."""
@@ -261,7 +266,9 @@ class Handed(PassedData):
             if leaf.requires_grad:
                 self._hooks.append((ref(leaf), len(leaf._backward_hooks or ())))
             if not leaf.is_inference() and not (leaf.numel() > LARGE and leaf.requires_grad and self._weakly(leaf)):
-                self._outputs[id(leaf)] = leaf, leaf._version
+                few = leaf.numel() <= FEW and leaf.is_cpu and type(leaf) is Tensor and leaf.layout is torch.strided
+                held = leaf.detach().clone() if few else fingerprint(leaf) if self._exact else None
+                self._outputs[id(leaf)] = leaf, leaf._version, held
 
     def __reduce__(self) -> tuple[type[InCopy], tuple[()]]:
         return InCopy, ()
@@ -274,8 +281,13 @@ class Handed(PassedData):
             if not leaf.numel() or leaf.is_inference():
                 continue
             at = id(leaf)
-            tensor, version = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0)
-            if not (self._is_known(leaf) if tensor is None else leaf._version == version):
+            tensor, version, held = self._batch.get(at) or self._parts.get(at) or self._outputs.get(at) or (None, 0, None)
+            same = (
+                tensor is not None
+                and leaf._version == version
+                and (held is None or (type(held) is Tensor and torch.equal(held, leaf)))
+            )
+            if not same and not (self._is_known(leaf) if tensor is None else is_still(tensor, version, held)):
                 return False
         return True
 

@@ -16,11 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hushgrad.clipping import Capture
 from hushgrad.clipping._torch import NodeHooks, memory_of
+from hushgrad.clipping.fingerprint import fingerprint
 from hushgrad.clipping.proof.inputs import inside
 from hushgrad.sampling.batch_numbers import Path, for_all, for_each
 from hushgrad.train.row_views import rows_at
 
 LARGE = 1 << 18  # numbers of an output that is not kept alive for this: a vocabulary's logits
+FEW = 1 << 14  # numbers of a tensor that is compared with what it held, in every step
 _SMALL = 1 << 20  # numbers of a copy that is compared in every step
 RARELY = 32  # steps, one of which has larger copies, and those on devices, compared
 
@@ -29,16 +31,18 @@ class PassedData:
     """The tensors that the loader handed out and the model returned in this step, and what is a view or a copy of them.
 
     A tensor is recognised by its memory, if it was not written to since and row i is still made of row i; or by equal values, on another
-    device or in another precision, which are compared in every step if that is cheap, otherwise at random steps.
+    device or in another precision, which are compared in every step if that is cheap, otherwise at random steps. So is what known tensors
+    hold themselves: ``.data`` and numpy write without a trace.
     """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self.prepared = False  # some step was taken on other tensors
-        # Tensors by their id, with the number of times that they were written to; alive, so that nobody else gets their memory.
-        self._batch: dict[int, tuple[Tensor, int]] = {}  # of this step's
-        self._parts: dict[int, tuple[Tensor, int]] = {}  # of its micro-batches that are not passed yet, and of the last one
-        self._outputs: dict[int, tuple[Tensor, int]] = {}  # of the last pass
+        # Tensors by their id, with the number of times that they were written to, and what they hold, as a copy or a fingerprint; alive, so
+        # that nobody else gets their memory.
+        self._batch: dict[int, tuple[Tensor, int, Any]] = {}  # of this step's
+        self._parts: dict[int, tuple[Tensor, int, Any]] = {}  # of its micro-batches that are not passed yet, and of the last one
+        self._outputs: dict[int, tuple[Tensor, int, Any]] = {}  # of the last pass
         self._large: WeakIdKeyDictionary | None = (
             None  # its large outputs, until the program has let go of them and of their views
         )
@@ -54,6 +58,7 @@ class PassedData:
         self._own: set[int] = set()  # lists and arrays of the batch with one entry for each example
         self._of_all: list[Any] = []  # what of the batch is made of all its records together
         self._begun, self._due = False, True  # copies are compared in this step wherever they are
+        self._exact = True  # so is what larger tensors hold
         self._seen = False  # what runs now is tried on single examples
 
     @property
@@ -95,6 +100,10 @@ class PassedData:
         found = for_all(batch, examples) if self.made_of_all else ()
         self._of_all = [value for where, value in found if where in self.made_of_all]
 
+    def is_rewritten(self) -> bool:
+        """Whether the loop has written other numbers into a known tensor by ``.data`` or numpy, which no version tells."""
+        return any(t._version == version and not is_still(t, version, content) for t, version, content in self._known())
+
     def _weakly(self, leaf: Tensor) -> bool:
         """Refer to a large output weakly from here on, since it is as large as everything else together.
 
@@ -104,7 +113,7 @@ class PassedData:
             leaf.register_hook(self._back)
             return False
         self._large = WeakIdKeyDictionary() if self._large is None else self._large
-        self._large[leaf] = leaf._version
+        self._large[leaf] = leaf._version, fingerprint(leaf) if self._exact else None
         return True
 
     def _back(self, _: Tensor) -> None:
@@ -114,9 +123,9 @@ class PassedData:
     def _is_known(self, leaf: Tensor) -> bool:
         """Whether it is a view of a known tensor that was not written to; or a copy."""
         memory = memory_of(leaf)
-        for tensor, version in self._known():
+        for tensor, version, content in self._known():
             if tensor.numel() and memory_of(tensor) == memory:
-                if leaf._version != version:
+                if leaf._version != version or not is_still(tensor, version, content):
                     return False
                 if self._has_its_rows(leaf, tensor, self._whole if id(tensor) in self._batch else self._examples):
                     return True
@@ -133,17 +142,24 @@ class PassedData:
             return bool(found)
         return self._turned
 
-    def _known(self) -> Iterator[tuple[Tensor, int]]:
-        large = () if self._large is None else self._large.items()
+    def _known(self) -> Iterator[tuple[Tensor, int, Any]]:
+        large = () if self._large is None else ((t, *known) for t, known in self._large.items())
         return chain(self._batch.values(), self._parts.values(), self._outputs.values(), large)
 
     def _is_copy(self, leaf: Tensor) -> bool:
         """Whether it has the values of a known tensor. Not checked for a proof's outputs, which would keep its graph alive."""
         if self._capture.proving:
             return False
-        alike = [t for t, version in self._known() if t.shape == leaf.shape and t._version == version]
+        alike = [t for t, *known in self._known() if t.shape == leaf.shape and is_still(t, *known)]
         cheap = leaf.is_cpu and leaf.numel() <= _SMALL
         return any(not (self._due or (cheap and t.is_cpu)) or _equal(t.detach().to(leaf), leaf.detach()) for t in alike)
+
+
+def is_still(t: Tensor, version: int, content: Any) -> bool:
+    """Whether a tensor was not written to, and holds this as far as that was noted."""
+    if t._version != version or content is None:
+        return t._version == version
+    return _equal(t.detach(), content) if isinstance(content, Tensor) else bool(fingerprint(t) == content)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
