@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from hushgrad.clipping import Capture, Flat
 from hushgrad.clipping.proof.trials import Trials
@@ -94,7 +95,14 @@ def _before_node(model, h):
     return h
 
 
+def _saved(model, h):
+    with saved_tensors_hooks(lambda t: t, model.change):
+        return h.sin()
+
+
 ACTS = {
+    "what is saved": _saved,
+    "what is saved late": lambda model, h: _saved(model, h) if model.late else h.sin(),
     "a function": lambda model, h: Late.apply(h, model),
     "a hook": _on_tensor,
     "a node's hook": _before_node,
@@ -125,7 +133,7 @@ class ActingBack(nn.Module):
     def forward(self, x):
         self.n += 1
         h = self.layer(x).tanh()
-        return self.head(ACTS[self.act](self, h) if h.requires_grad else h)
+        return self.head(ACTS[self.act](self, h) if h.requires_grad or "saved" in self.act else h)
 
 
 def _trained_back(act, at, mixes, steps):

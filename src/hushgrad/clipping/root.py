@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hushgrad.clipping._torch import (
     AS_TORCH,
+    SavedHooks,
     entering,
     is_autocast,
     nodes_made,
@@ -84,7 +85,8 @@ class Pass:
             if self.structure is not None and self.structure.dispatched:
                 self.dispatch = Dispatch()
                 self.dispatch.__enter__()
-        self.nodes, self.hooks = nodes_made(), RemovableHandle.next_id  # torch counts all that are put on tensors and nodes
+        # Torch counts the hooks that are put on tensors and nodes.
+        self.nodes, self.hooks = nodes_made(), RemovableHandle.next_id + SavedHooks.count
 
     def leave(self) -> None:
         """It has ended, or was interrupted."""
@@ -224,7 +226,7 @@ class Root(Passes):
         if here is None:
             del self.running[-1:]
             return
-        made, hooks = nodes_made() - here.nodes, RemovableHandle.next_id - here.hooks
+        made, hooks = nodes_made() - here.nodes, RemovableHandle.next_id + SavedHooks.count - here.hooks
         here.leave()
         if not here.is_aside:
             self._tape.calls = None
