@@ -475,3 +475,15 @@ def test_a_line_does_not_hold_after_what_a_trace_would_not_see_either(change: Ch
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         change(model, Random(0), patch, stack)
         assert not line.holds()
+
+
+def test_methods_that_no_layer_calls_change_nothing(monkeypatch):
+    """Libraries of devices give all modules one (``module.npu()``), transformers another."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    monkeypatch.setattr(nn.Module, "elsewhere", lambda module: module, raising=False)
+    line = StraightLine.of(model)
+    assert line is not None
+    assert line.holds()
+    monkeypatch.setattr(nn.Module, "__getattr__", lambda module, name: vars(module)[name])
+    assert StraightLine.of(model) is None
+    assert not line.holds()

@@ -146,6 +146,14 @@ def test_logs_tell_epsilon_and_evaluation_is_trainers_own(tmp_path):
     assert (args.max_grad_norm, args.num_train_epochs, args.max_steps) == (1.0, 7, 10)  # the caller's own are as they were
 
 
+def test_nothing_is_vouched_for_where_the_model_writes_to_its_own_configuration(tmp_path):
+    """Transformers' classifiers note the kind of their problem in their first pass, which may be one that tests their loss."""
+    trainer = PrivateTrainer(bert(), arguments(tmp_path), a_plan(steps=3), train_dataset=labelled())
+    trainer.train()
+    assert trainer.model.config.problem_type == "single_label_classification"
+    assert not trainer.spent().notes
+
+
 def test_a_budget_ends_the_run(tmp_path):
     model, data = bert(dropout=0.0), labelled()
     budget = a_plan(4).guarantee().epsilon * 1.0001

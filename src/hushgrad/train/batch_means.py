@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hushgrad.clipping.proof.fixed_randomness import as_it_was
 from hushgrad.clipping.proof.inputs import Reading, leaves, mapped
 from hushgrad.errors import CaptureError, HushgradError, NotIsolated
 from hushgrad.train.batch_variety import Variety
@@ -101,7 +100,7 @@ class Means:
         def on(which: list[int], wanted: Sequence[Tensor] = ()) -> Tensor:
             return _on(fn, rows.only(batch, which), wanted)
 
-        with as_it_was(model), aside(model), Constant():
+        with aside(model), Constant():
             single = {i: on([i]) for i in some}
             some = [i for i in some if bool(ordinary(rows.own(batch, i), single[i].mean().reshape(1)).all())]
             if len(some) < 2:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hushgrad.clipping import Capture
-from hushgrad.clipping.proof.fixed_randomness import as_it_was
 from hushgrad.clipping.proof.inputs import Reading, leaves, mapped, tensors_in
 from hushgrad.errors import NotIsolated
 from hushgrad.sampling.batch import Batch
@@ -129,14 +128,14 @@ class PaddedExamples:
             return
         self._cut, sizes = None, cut.sizes
         own = mapped(batch, lambda t: t[row : row + 1] if isinstance(t, Tensor) and t.dim() and len(t) == examples else t)
-        with self._capture.pause(), as_it_was(model), aside(model), Constant():
+        with self._capture.pause(), aside(model), Constant():
             self._compare(fn, (own,), (mapped(own, lambda t: cut.to(t, sizes)),))
 
     def _run(self, cut: _Cut, here: _Pass) -> dict[tuple[int, int], int]:
         """Run the model over the example, padded and alone; returns by how much its outputs are shorter alone."""
         model, sizes = self._capture.model, cut.sizes
         own = here.reading.only(here.inputs, torch.tensor([here.row]), here.examples)
-        with self._capture.pause(), as_it_was(model), aside(model), Constant():
+        with self._capture.pause(), aside(model), Constant():
             padded, alone = (
                 [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
                 for args, kwargs in (own, mapped(own, lambda t: cut.to(t, sizes) if isinstance(t, Tensor) else t))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hushgrad.clipping.proof.fixed_randomness import FixedRandomness
+from hushgrad.clipping.proof.fixed_randomness import FixedRandomness, as_it_was
 
 _DRAWN = {torch.ops.aten.randint, torch.ops.aten.randint_like, torch.ops.aten.random_}
 
@@ -38,10 +38,10 @@ def packing(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def aside(model: nn.Module) -> Iterator[None]:
-    """A pass without a trace: no gradients, no dropout; the random state and the modules' modes are restored."""
+    """A pass without a trace: no gradients, no dropout; buffers, attributes, random states and the modules' modes are restored."""
     packed = set(packing(model))
     training = [module for module in model.modules() if module.training and module not in packed]
-    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with as_it_was(model), torch.no_grad():
         try:
             for module in training:
                 module.training = False

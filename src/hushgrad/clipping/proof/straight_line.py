@@ -102,8 +102,17 @@ class StraightLine(Line):
         return type(None), ()  # a copy of the model has other modules
 
     def _is_torchs(self) -> bool:
-        """Whether all classes and functions are as torch has written them."""
-        members = [(kind.__module__, value) for kind in self._classes for value in vars(kind).values()]
+        """Whether functions, and what a call may find in the classes, are as torch has written them.
+
+        Other libraries give all modules methods that no layer calls (``nn.Module.npu``, transformers' ``smart_apply``).
+        """
+        read = {name for function in self._functions for name in _names(function.__code__)}
+        members = [
+            (kind.__module__, value)
+            for kind in self._classes
+            for name, value in vars(kind).items()
+            if name in read or name.startswith("_")
+        ]
         found = [(getattr(value, "__module__", None), value) for value in starmap(getattr, self._places)]
         own = [(function.__globals__["__name__"], function) for function in self._functions]
         return all(not callable(value) or _is_torchs(room, value) for room, value in (*members, *found, *own))
