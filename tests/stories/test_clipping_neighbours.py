@@ -365,7 +365,7 @@ def test_an_order_that_the_first_batch_does_not_show(way, bare, first):
     model = Sorted(*ORDERS[way], bare).double()
     capture = Capture(model, loss_reduction="sum")
     capture.attach()
-    clipped(capture, model, (drawn(1, first, 6).double(), torch.full((first,), 7)))
+    clipped(capture, model, (drawn(1, first, 6).double(), torch.full((first,), 9)))
     x, key = drawn(2, B, 6).double() * torch.logspace(-2, 2, B)[:, None].double(), torch.randperm(B)
     capture.examples(B)
     model(x, key).square().sum().backward()

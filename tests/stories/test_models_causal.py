@@ -309,7 +309,7 @@ def numbered(examples):
 
 
 COLLATORS = {
-    r"input_ids.shape=\(1, \d+\) to have 6 rows.*own, padded": transformers.DataCollatorWithFlattening(),
+    r"input_ids.shape=\(1, \d+\) to have 32 rows.*own, padded": transformers.DataCollatorWithFlattening(),
     "position_ids=.*begin again.*several texts.*own, padded": packed,
     "attention_mask=2 to be 0 or 1.*own, padded": numbered,
 }

@@ -192,8 +192,8 @@ class LoopWrites:
             self._tell()
 
     def _weights(self) -> list[tuple[int, Any]]:
-        """The trained parameters that a pass reads, and what they hold."""
-        return [(id(p), fingerprint(p)) for p in self._model.parameters() if p.requires_grad and not is_sharded(p)]
+        """The trained parameters that a pass reads, and what they hold; a look at those of a device would wait for it."""
+        return [(id(p), fingerprint(p)) for p in self._model.parameters() if p.requires_grad and p.is_cpu and not is_sharded(p)]
 
     def _as_issued(self) -> bool:
         """Whether trained parameters are what they were when the batch was handed out: who puts them back before the step hides it."""

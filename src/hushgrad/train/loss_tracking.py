@@ -224,7 +224,7 @@ class Handed(PassedData):
         for leaf in items if plain else tensors_in(items):
             if not leaf.is_inference():
                 few = leaf.numel() <= FEW and leaf.is_cpu and type(leaf) is Tensor and leaf.layout is torch.strided
-                held = leaf.detach().clone() if few else fingerprint(leaf) if self._exact else None
+                held = leaf.detach().clone() if few else fingerprint(leaf) if self._exact and leaf.is_cpu else None
                 known[id(leaf)] = leaf, leaf._version, held
 
     def prepare(self) -> None:
@@ -267,7 +267,7 @@ class Handed(PassedData):
                 self._hooks.append((ref(leaf), len(leaf._backward_hooks or ())))
             if not leaf.is_inference() and not (leaf.numel() > LARGE and leaf.requires_grad and self._weakly(leaf)):
                 few = leaf.numel() <= FEW and leaf.is_cpu and type(leaf) is Tensor and leaf.layout is torch.strided
-                held = leaf.detach().clone() if few else fingerprint(leaf) if self._exact else None
+                held = leaf.detach().clone() if few else fingerprint(leaf) if self._exact and leaf.is_cpu else None
                 self._outputs[id(leaf)] = leaf, leaf._version, held
 
     def __reduce__(self) -> tuple[type[InCopy], tuple[()]]:

@@ -32,7 +32,7 @@ class PassedData:
 
     A tensor is recognised by its memory, if it was not written to since and row i is still made of row i; or by equal values, on another
     device or in another precision, which are compared in every step if that is cheap, otherwise at random steps. So is what known tensors
-    hold themselves: ``.data`` and numpy write without a trace.
+    hold themselves: ``.data`` and numpy write without a trace. Not on a device, where looking would wait for it.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -113,7 +113,7 @@ class PassedData:
             leaf.register_hook(self._back)
             return False
         self._large = WeakIdKeyDictionary() if self._large is None else self._large
-        self._large[leaf] = leaf._version, fingerprint(leaf) if self._exact else None
+        self._large[leaf] = leaf._version, fingerprint(leaf) if self._exact and leaf.is_cpu else None
         return True
 
     def _back(self, _: Tensor) -> None:
